@@ -1,0 +1,70 @@
+"""Every error fa4build raises on purpose, with the exit code the command line gives it.
+
+A message says what went wrong, the value, what is allowed and what to do next.
+"""
+
+
+class Fa4BuildError(Exception):
+    """Root of the tree. `exit_code` is the status the command line ends with."""
+
+    exit_code = 1
+
+
+class VariantError(Fa4BuildError):
+    """A variant id does not parse, or its axes contradict each other."""
+
+    exit_code = 2
+
+
+class NothingSelectedError(Fa4BuildError):
+    """A selection matches no variant, or a matched variant has no kernel yet."""
+
+    exit_code = 3
+
+
+class RenderError(Fa4BuildError):
+    """A template names something undefined, or renders more than constants and one call."""
+
+    exit_code = 4
+
+
+class CompileError(Fa4BuildError):
+    """The DSL or the assembler failed, crashed or ran out of time."""
+
+    exit_code = 5
+
+
+class ToolchainError(Fa4BuildError):
+    """The compiler is missing, of an untested version, or steered by the environment."""
+
+    exit_code = 6
+
+
+class CacheCorruptError(Fa4BuildError):
+    """Stored bytes do not match their digest."""
+
+    exit_code = 7
+
+
+class WheelError(Fa4BuildError):
+    """A wheel, pack or manifest is damaged, or disagrees with its contents."""
+
+    exit_code = 8
+
+
+class LaunchPlanError(Fa4BuildError):
+    """A host function cannot be turned into a launch plan, or the plan contradicts PTX or cubin."""
+
+    exit_code = 9
+
+
+class SimulationError(Fa4BuildError):
+    """A kernel did something wrong in the simulator, or the simulator cannot run it."""
+
+    exit_code = 10
+
+
+class NotCachedError(Fa4BuildError):
+    """`--assert-cached` was given and something would have to be compiled."""
+
+    exit_code = 11
