@@ -1,0 +1,111 @@
+"""What a cubin has passed, and where that is written down.
+
+Evidence belongs to the bytes of a cubin, never to a name: a record counts only for the sha256 it was made with, so an
+edited kernel starts with none. Three levels: `static` (facts read from the binary), `simulated` (run in the PTX
+simulator), `silicon` (run on a GPU from the wheels). Static and simulated records lie in the cache directory
+(`evidence/<level>/<sha256>.json`); records from silicon are committed (`evidence/<arch>/*.json`), since few machines
+can repeat them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fa4build.errors import Fa4BuildError
+from fa4build.files import write_atomically
+
+LEVELS = ("static", "simulated", "silicon")
+RECORD_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Summaries for one cubin, one per level; None = not shown at that level."""
+
+    static: Mapping[str, Any] | None = None
+    simulated: Mapping[str, Any] | None = None
+    silicon: Mapping[str, Any] | None = None
+
+    @property
+    def level(self) -> str:
+        """The highest level passed: `silicon`, `simulated`, `static` or `none`."""
+        return next((level for level in reversed(LEVELS) if getattr(self, level) is not None), "none")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form, as the manifest holds it."""
+        return {level: None if getattr(self, level) is None else dict(getattr(self, level)) for level in LEVELS}
+
+
+def record_path(cache_root: Path, level: str, cubin_sha256: str) -> Path:
+    """Where the builder keeps a static or simulated record of a cubin."""
+    return cache_root / "evidence" / level / f"{cubin_sha256}.json"
+
+
+def write_record(cache_root: Path, level: str, cubin_sha256: str, summary: Mapping[str, Any]) -> Path:
+    """Keep what a cubin passed; replaces an older record of the same level."""
+    path = record_path(cache_root, level, cubin_sha256)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"schema": RECORD_SCHEMA, "cubin_sha256": cubin_sha256, "summary": dict(summary)}
+    write_atomically(path, json.dumps(document, sort_keys=True, indent=1).encode() + b"\n")
+    return path
+
+
+def read_record(cache_root: Path, level: str, cubin_sha256: str) -> Mapping[str, Any] | None:
+    """The summary kept for a cubin, or None. A damaged record counts as none: evidence is made again, never guessed."""
+    try:
+        document = json.loads(record_path(cache_root, level, cubin_sha256).read_bytes())
+        if document["schema"] == RECORD_SCHEMA and document["cubin_sha256"] == cubin_sha256:
+            return document["summary"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def silicon_records(directories: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Summaries of all committed records from GPUs by cubin sha256; of several for one cubin, the newest run counts.
+
+    Raises:
+        Fa4BuildError: a file is no record of schema 1.
+    """
+    newest: dict[str, dict[str, Any]] = {}
+    for path in sorted(path for directory in directories if directory.is_dir() for path in directory.rglob("*.json")):
+        for sha256, summary in _run_summaries(path).items():
+            if sha256 not in newest or newest[sha256]["date"] <= summary["date"]:
+                newest[sha256] = summary
+    return newest
+
+
+def _run_summaries(path: Path) -> dict[str, dict[str, Any]]:
+    """Passed variants of one device run; a failed variant leaves no evidence."""
+    try:
+        run = json.loads(path.read_bytes())
+        if run["schema"] != RECORD_SCHEMA:
+            raise Fa4BuildError(
+                f"{path}: device record of schema {run['schema']}, this fa4build reads {RECORD_SCHEMA}. "
+                "Use the fa4build that wrote it, or record again with benchmarks/prove_on_device.py."
+            )
+        header = {name: run[name] for name in ("date", "device", "driver", "torch")}
+        return {
+            row["cubin_sha256"]: {**header, "cases": row["cases"], "worst_ratio": row["worst_ratio"]}
+            for row in run["variants"]
+            if row["passed"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise Fa4BuildError(
+            f"{path}: not a device record ({error!r}). Remove it, or record again with benchmarks/prove_on_device.py."
+        ) from error
+
+
+def evidence_for(cubin_sha256: str, cache_root: Path, silicon: Mapping[str, Mapping[str, Any]]) -> Evidence:
+    """All that is known of a cubin.
+
+    Args:
+        silicon: from `silicon_records`.
+    """
+    return Evidence(
+        static=read_record(cache_root, "static", cubin_sha256),
+        simulated=read_record(cache_root, "simulated", cubin_sha256),
+        silicon=silicon.get(cubin_sha256),
+    )
