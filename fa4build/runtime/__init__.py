@@ -1,0 +1,1 @@
+"""What users install: `fa4_kernels` lies below and imports nothing of fa4build."""
