@@ -95,8 +95,8 @@ def draw_inputs(case: Case, head_dim: int, head_dim_v: int, seed: int) -> tuple[
     if case.fill == "large_logits":
         q *= 8
     elif case.fill in ("rising", "creeping"):
-        # A common direction whose weight grows with the key index: log2-domain maxima rise by about
-        # 6 * rise * seqlen_k / 128 * log2(e) a block, 24 and 3 at the sizes used here.
+        # A common direction whose weight grows with the key index: with scale 1/sqrt(head_dim) the row maximum rises by
+        # rise * 128 / 32 * log2(e) a block of 128 keys in log2 units, 23 and 2.9.
         rise = {"rising": 4.0, "creeping": 0.5}[case.fill]
         direction = np.ones(head_dim, dtype=np.float32)
         q = q * 0.1 + direction
