@@ -1,0 +1,39 @@
+"""Small made-up artifacts for tests of packs and wheels: right in form, not runnable on any GPU."""
+
+import hashlib
+import json
+
+from fa4build.manifest import Facts
+from fa4build.pack import Artifact
+
+ABI = "ab" * 32
+TOOLCHAIN = {"nvidia-cutlass-dsl": "4.8.1", "ptxas": "13.1.80"}
+
+
+def made_up_artifact(
+    *, head_dim: int = 128, mask: str = "causal", dtype: str = "bf16", target: str = "sm_90a"
+) -> Artifact:
+    """One variant with 1,000 to 2,000 bytes that differ by variant but repeat a common part."""
+    variant_id = f"fwd-{target.replace('_', '')}-{dtype}-hd{head_dim}-{mask}"
+    seed = hashlib.sha256(variant_id.encode()).hexdigest()
+    cubin = b"\x7fELF" + b"shared code of the family" * 40 + seed.encode() * (head_dim // 16)
+    plan = json.dumps({"format": "fa4build.launchplan", "version": 1, "spec": {"head_dim": head_dim}}).encode()
+    facts = Facts(
+        id=variant_id,
+        op="fwd",
+        target=target,
+        axes={"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim, "mask": mask, "split": False},
+        symbols=(f"{variant_id.replace('-', '_')}_0",),
+        registers=168,
+        spill_bytes=0,
+        shared_bytes=200000,
+        source_sha256=hashlib.sha256(b"source" + cubin).hexdigest(),
+        key=hashlib.sha256(b"key" + cubin).hexdigest(),
+        tuning={"tile_m": 128, "tile_n": 128},
+    )
+    return Artifact(facts=facts, cubin=cubin, plan=plan)
+
+
+def made_up_family(count: int) -> list[Artifact]:
+    """`count` variants that differ in head_dim alone."""
+    return [made_up_artifact(head_dim=16 * (i + 1)) for i in range(count)]
