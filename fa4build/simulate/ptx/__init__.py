@@ -1,0 +1,1 @@
+"""PTX text to typed instructions. Knows the grammar, not what instructions do."""
