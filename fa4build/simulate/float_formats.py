@@ -155,6 +155,22 @@ def fma_f32(a: ArrayLike, b: ArrayLike, c: ArrayLike, rounding: str = "rn", ftz:
     return flush_subnormals(result) if ftz else result
 
 
+def _add_directed(x: NDArray[np.float32], y: NDArray[np.float32], rounding: str) -> Bits:
+    """x + y toward `rounding`: the nearest sum, moved by one place where two-sum's exact error asks for it."""
+    nearest = x + y
+    if not (np.isfinite(nearest) & (nearest != 0)).all():  # signs of zero, infinities, overflow
+        wide_x, wide_y = np.broadcast_arrays(x.astype(np.float64), y.astype(np.float64))
+        return _sum_rounded(wide_x, wide_y, rounding)
+    y_part = nearest - x
+    error = (x - (nearest - y_part)) + (y - y_part)
+    if rounding == "rz":
+        moved = np.where((error < 0) == (nearest < 0), nearest, np.nextafter(nearest, np.float32(0)))
+        return np.where(error == 0, nearest, moved).view(np.uint32)
+    target = np.float32(-np.inf if rounding == "rm" else np.inf)
+    wrong_side = error < 0 if rounding == "rm" else error > 0
+    return np.where(wrong_side, np.nextafter(nearest, target), nearest).view(np.uint32)
+
+
 def add_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False) -> Bits:
     """a + b: `add.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics 5.2."""
     _check_rounding(rounding)
@@ -165,8 +181,7 @@ def add_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False)
         if rounding == "rn":
             result = canonical_nan(np.asarray(a.view(np.float32) + b.view(np.float32)).view(np.uint32))
         else:
-            x, y = np.broadcast_arrays(a.view(np.float32).astype(np.float64), b.view(np.float32).astype(np.float64))
-            result = _sum_rounded(x, y, rounding)
+            result = _add_directed(a.view(np.float32), b.view(np.float32), rounding)
     return flush_subnormals(result) if ftz else result
 
 
@@ -210,6 +225,10 @@ def _choose(a: ArrayLike, b: ArrayLike, take_larger: bool, propagate_nan: bool, 
     a, b = as_bits(a), as_bits(b)
     if ftz:
         a, b = flush_subnormals(a), flush_subnormals(b)
+    with _quiet():
+        chosen = np.asarray((np.fmax if take_larger else np.fmin)(a.view(np.float32), b.view(np.float32)))
+        if not propagate_nan and (np.abs(chosen) > 0).all():  # only zeros and NaN need more than fmax and fmin
+            return chosen.view(np.uint32)
     a_nan, b_nan = _is_nan(a), _is_nan(b)
     a_wins = (_ordered_key(a) >= _ordered_key(b)) == take_larger
     result = np.where((a_wins & ~a_nan) | b_nan, a, b)
