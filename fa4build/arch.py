@@ -1,0 +1,94 @@
+"""The one table of GPU targets: how they are named, where their cubins run, and the capacities tuning needs.
+
+Nothing else in fa4build spells a target or compares compute capabilities.
+"""
+
+from dataclasses import dataclass
+
+from fa4build.errors import VariantError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arch:
+    """One compilation target and the hardware facts that depend on it.
+
+    Attributes:
+        name: spelling in variant ids, `sm90a`.
+        target: spelling for the compiler and in manifests, `sm_90a`.
+        compute_capability: the only one a cubin of this target runs on (the `a` suffix promises no other).
+        aliases: further names accepted from users.
+        smem_bytes: shared memory one thread block can use.
+        register_file: 32-bit registers of one multiprocessor.
+        tmem_columns: 32-bit columns of tensor memory, 0 where there is none.
+        exp2_per_clock: results of the native exp2 unit per clock and multiprocessor.
+        cta_groups: how many thread blocks may share one matrix instruction.
+    """
+
+    name: str
+    target: str
+    compute_capability: tuple[int, int]
+    aliases: tuple[str, ...]
+    smem_bytes: int
+    register_file: int
+    tmem_columns: int
+    exp2_per_clock: int
+    cta_groups: tuple[int, ...]
+
+
+# Sources: CUDA C++ Programming Guide, technical specifications per compute capability (227 KiB of shared memory a
+# block, 64 Ki registers a multiprocessor) and arithmetic throughput table (exp2); PTX ISA, "Target architecture"
+# (suffix `a`), "Tensor memory" (512 columns of 128 lanes), "tcgen05 .cta_group".
+ARCHES: tuple[Arch, ...] = (
+    Arch(
+        name="sm90a",
+        target="sm_90a",
+        compute_capability=(9, 0),
+        aliases=("sm90", "sm_90", "sm_90a"),
+        smem_bytes=232448,
+        register_file=65536,
+        tmem_columns=0,
+        exp2_per_clock=16,
+        cta_groups=(1,),
+    ),
+    Arch(
+        name="sm100a",
+        target="sm_100a",
+        compute_capability=(10, 0),
+        aliases=("sm100", "sm_100", "sm_100a"),
+        smem_bytes=232448,
+        register_file=65536,
+        tmem_columns=512,
+        exp2_per_clock=16,
+        cta_groups=(1, 2),
+    ),
+    Arch(
+        name="sm103a",
+        target="sm_103a",
+        compute_capability=(10, 3),
+        aliases=("sm103", "sm_103", "sm_103a"),
+        smem_bytes=232448,
+        register_file=65536,
+        tmem_columns=512,
+        exp2_per_clock=32,
+        cta_groups=(1, 2),
+    ),
+)
+
+_BY_NAME = {name: arch for arch in ARCHES for name in (arch.name, *arch.aliases)}
+
+
+def arch_named(name: str) -> Arch:
+    """The target with this name or alias.
+
+    Raises: VariantError, listing what is allowed.
+    """
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        allowed = ", ".join(f"{arch.name} (or {arch.aliases[0]})" for arch in ARCHES)
+        raise VariantError(f"arch {name!r} is unknown. Allowed: {allowed}.") from None
+
+
+def runs_on(arch: Arch, compute_capability: tuple[int, int]) -> bool:
+    """Whether a cubin of `arch` loads on a device of this compute capability: only where the two are equal."""
+    return arch.compute_capability == compute_capability

@@ -1,0 +1,408 @@
+"""How a variant is computed: tiles, stages, registers per role, scheduler and softmax constants, as named rows.
+
+Every row names where its numbers come from. A number that steers a kernel is written here and nowhere else; kernels get
+it as a literal of their specialization module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fa4build.arch import Arch, arch_named
+from fa4build.axes import DTYPES_16_BIT, DTYPES_FP8, Variant
+from fa4build.errors import VariantError
+
+WARPGROUP_THREADS = 128
+SCHEDULERS = ("single_tile", "longest_first", "static_persistent", "varlen")
+
+# Largest finite value of each type that probabilities are stored in: the formats' definitions (IEEE 754 binary16,
+# bfloat16, OCP 8-bit floating point e4m3 and e5m2).
+MAX_FINITE = {"bf16": 3.3895313892515355e38, "fp16": 65504.0, "e4m3": 448.0, "e5m2": 57344.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How a forward kernel is built. Checked on construction.
+
+    Attributes:
+        tile_m: query rows of one tile of a thread block.
+        tile_n: keys of one block of the inner loop.
+        q_stages: query tiles one thread block works on at a time.
+        kv_stages: K or V tiles that shared memory holds; K and V share the ring on sm100a, have one each on sm90a.
+        consumer_warpgroups: warpgroups that do the softmax.
+        consumer_registers: registers of each of their threads.
+        correction_registers: of a thread of the warpgroup that rescales the output, 0 where there is none.
+        producer_registers: of a thread that loads, issues matrix instructions, stores or schedules.
+        producer_warpgroups: warpgroups with that budget.
+        scheduler: order in which thread blocks take tiles, one of SCHEDULERS.
+        exp2_frequency: of each so many columns the last 4 use the polynomial; 0 is native exp2 alone.
+        exp2_start: first 32-column fragment in which the polynomial may be used.
+        rescale_threshold: how far the row maximum may rise before the output is rescaled, log2 units.
+        max_offset: probabilities are stored times 2**max_offset.
+    """
+
+    tile_m: int
+    tile_n: int
+    q_stages: int
+    kv_stages: int
+    consumer_warpgroups: int
+    consumer_registers: int
+    correction_registers: int
+    producer_registers: int
+    producer_warpgroups: int
+    scheduler: str
+    exp2_frequency: int
+    exp2_start: int
+    rescale_threshold: float
+    max_offset: float
+
+    def __post_init__(self) -> None:
+        """Raises: VariantError naming the field that no kernel can be built with."""
+        for name in ("consumer_registers", "correction_registers", "producer_registers"):
+            value = getattr(self, name)
+            if value and (value % 8 or not 24 <= value <= 256):
+                raise VariantError(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256.")
+        if self.scheduler not in SCHEDULERS:
+            raise VariantError(f"scheduler {self.scheduler!r} is unknown; allowed: {', '.join(SCHEDULERS)}.")
+
+    @property
+    def registers(self) -> int:
+        """Registers of all threads of one thread block."""
+        consumers = self.consumer_warpgroups * self.consumer_registers
+        producers = self.producer_warpgroups * self.producer_registers
+        return WARPGROUP_THREADS * (consumers + self.correction_registers + producers)
+
+
+def check_tuning(tuning: Tuning, *, arch: Arch, dtype: str) -> None:
+    """Refuses a tuning that cannot run on the target or would overflow the type that probabilities are stored in.
+
+    Raises: VariantError if the roles' registers exceed the register file, or if
+        max_offset + rescale_threshold >= log2(largest finite value of dtype).
+    """
+    if tuning.registers > arch.register_file:
+        raise VariantError(
+            f"roles need {tuning.registers} registers, {arch.name} has {arch.register_file}. Lower a role's budget."
+        )
+    peak_log2, limit_log2 = tuning.max_offset + tuning.rescale_threshold, math.log2(MAX_FINITE[dtype])
+    if peak_log2 >= limit_log2:
+        raise VariantError(
+            f"max_offset + rescale_threshold is {peak_log2}, but {dtype} holds no 2**{peak_log2} "
+            f"(limit {limit_log2:.3f}). Lower the threshold."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRow:
+    """A tuning with the name of its row and the source of its numbers, both for `explain` only."""
+
+    name: str
+    source: str
+    tuning: Tuning
+
+
+def tuning_row_for(variant: Variant) -> TuningRow:
+    """The row that decides how this variant is built.
+
+    Raises: VariantError if the op has no rows.
+    """
+    rows = {("fwd", "sm90a"): _sm90_forward, ("fwd", "sm100a"): _sm100_forward, ("fwd", "sm103a"): _sm100_forward}
+    make_row = rows.get((variant.op, variant.arch))
+    if make_row is None:
+        raise VariantError(f"{variant.id}: there is no tuning for op {variant.op} on {variant.arch} yet.")
+    row = make_row(variant)
+    check_tuning(row.tuning, arch=arch_named(variant.arch), dtype=variant.dtype)
+    return row
+
+
+def tuning_for(variant: Variant) -> Tuning:
+    """How this variant is built. Raises: VariantError if the op has no rows."""
+    return tuning_row_for(variant).tuning
+
+
+def exp2_mode(tuning: Tuning) -> str:
+    """How powers of two are computed, in words: derived from arch and tuning, no axis of its own."""
+    if tuning.exp2_frequency == 0:
+        return "native"
+    share = emulated_share(tuning)
+    return f"{share:.2%} of each row on the FMA pipe, the rest native"
+
+
+def emulated_share(tuning: Tuning) -> float:
+    """Share of a tile's columns whose exp2 is the polynomial.
+
+    A fragment is 32 columns; the last 4 columns of each whole or partial period of `exp2_frequency` columns are
+    emulated, counted within the fragment, from fragment `exp2_start` on and never in the last fragment.
+    """
+    if tuning.exp2_frequency == 0:
+        return 0.0
+    fragments = range(tuning.exp2_start, tuning.tile_n // 32 - 1)
+    per_fragment = sum(column % tuning.exp2_frequency >= tuning.exp2_frequency - 4 for column in range(32))
+    return len(fragments) * per_fragment / tuning.tile_n
+
+
+# --- rules that hold for every forward row ----------------------------------------------------------------------------
+
+
+def _rescale(dtype: str) -> tuple[float, float]:
+    """(rescale_threshold, max_offset), log2 units.
+
+    16-bit types hold 2**8 with room, so the maximum may lag by 8. fp8 has no room to lag, and uses its range by the
+    offset instead: 2**8 is below 448, the largest e4m3.
+    """
+    return (0.0, 8.0) if dtype in DTYPES_FP8 else (8.0, 0.0)
+
+
+def _scheduler(variant: Variant) -> str:
+    """Masked tiles differ in length, so the longest go first; equal ones are dealt out by a persistent grid."""
+    if variant.layout != "dense":
+        return "varlen"
+    if variant.mask != "full":
+        return "longest_first"
+    return "single_tile" if variant.split or variant.arch == "sm90a" else "static_persistent"
+
+
+# --- sm90a forward ----------------------------------------------------------------------------------------------------
+
+_SM90_TILES_SOURCE = "tile and register table of flash-attn-4 4.0.0b36 for SM90; not yet measured with our kernel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sm90Row:
+    head_dims: tuple[int, int]
+    tile_m: int
+    tile_n: int
+    local_tile_n: int
+    consumer_registers: int
+    producer_registers: int
+    kv_stages: int = 2
+    source: str = _SM90_TILES_SOURCE
+
+
+_SM90_FORWARD: tuple[_Sm90Row, ...] = (
+    _Sm90Row(
+        head_dims=(64, 64), tile_m=192, tile_n=128, local_tile_n=128, consumer_registers=160, producer_registers=32
+    ),
+    _Sm90Row(
+        head_dims=(96, 96), tile_m=192, tile_n=128, local_tile_n=128, consumer_registers=160, producer_registers=32
+    ),
+    _Sm90Row(
+        head_dims=(128, 128), tile_m=128, tile_n=128, local_tile_n=128, consumer_registers=240, producer_registers=24
+    ),
+    _Sm90Row(
+        head_dims=(192, 128), tile_m=128, tile_n=128, local_tile_n=96, consumer_registers=240, producer_registers=24
+    ),
+    _Sm90Row(
+        head_dims=(256, 256), tile_m=128, tile_n=80, local_tile_n=64, consumer_registers=240, producer_registers=24
+    ),
+)
+
+
+def _sm90_forward(variant: Variant) -> TuningRow:
+    row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims)
+    rescale_threshold, max_offset = _rescale(variant.dtype)
+    tuning = Tuning(
+        tile_m=row.tile_m,
+        tile_n=row.local_tile_n if variant.mask == "local" else row.tile_n,
+        q_stages=1,
+        kv_stages=row.kv_stages,
+        consumer_warpgroups=row.tile_m // 64,  # a warpgroup's matrix instruction has 64 rows
+        consumer_registers=row.consumer_registers,
+        correction_registers=0,
+        producer_registers=row.producer_registers,
+        producer_warpgroups=1,
+        scheduler=_scheduler(variant),
+        exp2_frequency=0,  # matrix and exp2 units are in balance on Hopper: nothing to gain from emulation
+        exp2_start=0,
+        rescale_threshold=rescale_threshold,
+        max_offset=max_offset,
+    )
+    name = f"fwd-sm90a-hd{variant.head_dim}x{variant.head_dim_v}"
+    return TuningRow(name=name, source=row.source, tuning=tuning)
+
+
+# --- sm100a and sm103a forward ----------------------------------------------------------------------------------------
+
+_FA4 = "exp2 and register table of flash-attn-4 4.0.0b36 for SM100 forward"
+_TILE_M = 128  # rows of tensor memory: one thread a row
+_TILE_N = 128
+_KV_BYTES_LIMIT = 224 * 1024  # of the 227 KiB, 3 are for barriers and statistics
+_MAX_KV_STAGES = 32
+_BLOCK_REGISTERS_PER_THREAD = 512  # summed over the four warpgroups: 65536 / 128 threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sm100Row:
+    """Registers are (softmax, correction, other); None is the default budget, whose rest goes to `other`."""
+
+    name: str
+    matches: Callable[[Variant], bool]
+    exp2_frequency: int
+    exp2_start: int = 0
+    registers: tuple[int, int, int] | None = None
+
+
+def _key(
+    arch: str, cta_group: int, head_dim: int, masks: tuple[str, ...], dtypes: tuple[str, ...]
+) -> Callable[[Variant], bool]:
+    """Matches one cell of the source's table; its "not causal" is full and local alike."""
+    return lambda v: (
+        v.arch == arch and v.cta_group == cta_group and v.head_dim == head_dim and v.mask in masks and v.dtype in dtypes
+    )
+
+
+_FULL, _NOT_CAUSAL, _CAUSAL, _ANY_MASK = ("full",), ("full", "local"), ("causal",), ("full", "causal", "local")
+_B16, _FP8 = DTYPES_16_BIT, DTYPES_FP8
+
+# First match wins. Rows with exp2_frequency 0 leave emulation off.
+_SM100_FORWARD: tuple[_Sm100Row, ...] = (
+    _Sm100Row(
+        name="hd64",
+        matches=lambda v: v.arch == "sm100a" and v.head_dim < 96 and v.dtype in _B16,
+        exp2_frequency=16,
+        exp2_start=1,
+        registers=(200, 64, 48),
+    ),
+    _Sm100Row(
+        name="hd64-fp8",
+        matches=lambda v: v.arch == "sm100a" and v.head_dim < 96 and v.dtype in _FP8,
+        exp2_frequency=16,
+        exp2_start=1,
+        registers=(168, 96, 80),
+    ),
+    _Sm100Row(
+        name="hd128-2cta",
+        matches=_key("sm100a", 2, 128, _NOT_CAUSAL, _B16),
+        exp2_frequency=10,
+        exp2_start=1,
+        registers=(184, 80, 64),
+    ),
+    _Sm100Row(
+        name="hd128-causal",
+        matches=_key("sm100a", 1, 128, _CAUSAL, _B16),
+        exp2_frequency=16,
+        exp2_start=1,
+        registers=(192, 72, 56),
+    ),
+    _Sm100Row(
+        name="hd192-2cta",
+        matches=_key("sm100a", 2, 192, _NOT_CAUSAL, _B16),
+        exp2_frequency=16,
+        registers=(184, 80, 64),
+    ),
+    _Sm100Row(
+        name="hd192-causal",
+        matches=_key("sm100a", 1, 192, _CAUSAL, _B16),
+        exp2_frequency=32,
+        exp2_start=1,
+        registers=(192, 72, 56),
+    ),
+    _Sm100Row(
+        name="hd256-2cta", matches=_key("sm100a", 2, 256, _ANY_MASK, _B16), exp2_frequency=14, registers=(256, 160, 48)
+    ),
+    _Sm100Row(
+        name="hd128-2cta-fp8",
+        matches=_key("sm100a", 2, 128, _NOT_CAUSAL, _FP8),
+        exp2_frequency=10,
+        exp2_start=1,
+        registers=(160, 72, 120),
+    ),
+    _Sm100Row(name="hd128-causal-fp8", matches=_key("sm100a", 1, 128, _CAUSAL, _FP8), exp2_frequency=8, exp2_start=1),
+    _Sm100Row(
+        name="hd64-fp8",
+        matches=lambda v: v.arch == "sm103a" and v.head_dim < 96 and v.dtype in _FP8,
+        exp2_frequency=0,
+        registers=(168, 96, 80),
+    ),
+    _Sm100Row(
+        name="hd64",
+        matches=lambda v: v.arch == "sm103a" and v.head_dim < 96,
+        exp2_frequency=0,
+        registers=(200, 64, 48),
+    ),
+    _Sm100Row(
+        name="hd128-2cta",
+        matches=_key("sm103a", 2, 128, _NOT_CAUSAL, _B16),
+        exp2_frequency=0,
+        registers=(176, 80, 80),
+    ),
+    _Sm100Row(
+        name="hd128-causal",
+        matches=_key("sm103a", 1, 128, _CAUSAL, _B16),
+        exp2_frequency=0,
+        registers=(176, 64, 96),
+    ),
+    _Sm100Row(
+        name="hd192-2cta",
+        matches=_key("sm103a", 2, 192, _NOT_CAUSAL, _B16),
+        exp2_frequency=0,
+        registers=(176, 64, 96),
+    ),
+    _Sm100Row(
+        name="hd192-causal",
+        matches=_key("sm103a", 1, 192, _CAUSAL, _B16),
+        exp2_frequency=0,
+        registers=(176, 72, 88),
+    ),
+    # Emulation pays up to head_dim 128: beyond it the matrix instructions take longer than the exponentials.
+    _Sm100Row(
+        name="default",
+        matches=lambda v: v.arch == "sm100a" and v.head_dim <= 128,
+        exp2_frequency=16,
+        exp2_start=1,
+    ),
+    _Sm100Row(name="default-native", matches=lambda v: True, exp2_frequency=0),
+)
+
+
+def _default_registers(q_stages: int) -> tuple[int, int, int]:
+    """(softmax, correction, other) where no row says otherwise: what is left, a multiple of 8, at most 128."""
+    softmax, correction = 192, 80
+    rest = (_BLOCK_REGISTERS_PER_THREAD - softmax * q_stages - correction) // (3 - q_stages)
+    return softmax, correction, min(rest // 8 * 8, 128)
+
+
+def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
+    """K or V tiles that fit beside Q and the output tile; a tile is halved when two blocks share it.
+
+    The output tile is fp32 when the keys are split, and shares Q's memory where both would leave too little
+    room. Source: shared-memory plan of flash-attn-4 4.0.0b36 for SM100 forward.
+    """
+    bytes_in = 1 if variant.dtype in DTYPES_FP8 else 2
+    bytes_out = 4 if variant.split else 2
+    q_bytes = q_stages * _TILE_M * variant.head_dim * bytes_in
+    out_bytes = q_stages * _TILE_M * variant.head_dim_v * bytes_out
+    if variant.head_dim == 256 and variant.split:
+        out_bytes = 0  # stored from registers
+    shares_q = variant.head_dim >= 192 or (variant.split and variant.head_dim_v >= 128)
+    beside = max(q_bytes, out_bytes) if shares_q else q_bytes + out_bytes
+    slot_bytes = _TILE_N * max(variant.head_dims) * bytes_in // variant.cta_group
+    stages = min((_KV_BYTES_LIMIT - beside) // slot_bytes, _MAX_KV_STAGES)
+    # A K tile of 192 columns and a V tile of 128 fit alternately into two and a half slots.
+    has_uneven_slots = variant.head_dims == (192, 128) and stages == 2
+    return 3 if has_uneven_slots else stages
+
+
+def _sm100_forward(variant: Variant) -> TuningRow:
+    row = next(row for row in _SM100_FORWARD if row.matches(variant))
+    q_stages = 1 if variant.head_dim_v == 256 else 2  # two accumulators of 256 columns would fill tensor memory
+    softmax, correction, other = row.registers or _default_registers(q_stages)
+    rescale_threshold, max_offset = _rescale(variant.dtype)
+    tuning = Tuning(
+        tile_m=_TILE_M,
+        tile_n=_TILE_N,
+        q_stages=q_stages,
+        kv_stages=_sm100_kv_stages(variant, q_stages),
+        consumer_warpgroups=q_stages,
+        consumer_registers=softmax,
+        correction_registers=correction,
+        producer_registers=other,
+        producer_warpgroups=3 - q_stages,
+        scheduler=_scheduler(variant),
+        exp2_frequency=row.exp2_frequency,
+        exp2_start=row.exp2_start,
+        rescale_threshold=rescale_threshold,
+        max_offset=max_offset,
+    )
+    return TuningRow(name=f"fwd-{variant.arch}-{row.name}", source=_FA4, tuning=tuning)

@@ -1,0 +1,376 @@
+"""What can be asked for: which combinations make sense, which kernels are written, and selecting among them.
+
+A `Variant` says what is computed; how is `tuning.py`'s business. Nothing here knows a tile size.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from fa4build.arch import arch_named
+from fa4build.axes import (
+    AXES,
+    DTYPES_16_BIT,
+    DTYPES_FP8,
+    OPS,
+    OPTIONAL_AXES,
+    Variant,
+    parse_axes,
+    spell_head_dims,
+    unknown_values,
+)
+from fa4build.errors import NothingSelectedError, VariantError
+from fa4build.spec import Block, Spec, read_spec
+
+VARLEN_QUERY_LAYOUTS = ("varlen", "paged")
+
+
+# --- validity ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One reason why a combination of known axis values is refused."""
+
+    name: str
+    refuses: Callable[[Variant], bool]
+    reason: str
+
+
+def _two_cta(variant: Variant) -> bool:
+    return variant.cta_group == 2
+
+
+def _two_cta_forward_needs_full_mask(v: Variant) -> bool:
+    fits = v.mask == "full" and v.head_dims in ((128, 128), (192, 128))
+    return v.op == "fwd" and _two_cta(v) and v.head_dim != 256 and not fits
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="fp8-needs-blackwell",
+        refuses=lambda v: v.dtype in DTYPES_FP8 and v.arch == "sm90a",
+        reason="fp8 kernels exist for sm100a and sm103a only; choose bf16 or fp16 on sm90a",
+    ),
+    Rule(
+        name="fp8-is-forward-only",
+        refuses=lambda v: v.dtype in DTYPES_FP8 and v.op.startswith("bwd"),
+        reason="fp8 has no gradients; choose bf16 or fp16 for backward ops",
+    ),
+    Rule(
+        name="fp8-output-is-bf16",
+        refuses=lambda v: v.dtype in DTYPES_FP8 and v.op == "fwd_combine",
+        reason="an fp8 forward writes bf16, so its partial results are merged by the bf16 combine",
+    ),
+    Rule(
+        name="fp8-head-dims",
+        refuses=lambda v: v.dtype in DTYPES_FP8 and v.head_dims not in ((64, 64), (128, 128)),
+        reason="fp8 is built for head_dim 64 and 128",
+    ),
+    Rule(
+        name="two-cta-needs-blackwell",
+        refuses=lambda v: _two_cta(v) and v.arch == "sm90a",
+        reason="matrix instructions shared by two thread blocks need sm100a or sm103a",
+    ),
+    Rule(
+        name="two-cta-forward-masks",
+        refuses=_two_cta_forward_needs_full_mask,
+        reason="a 2cta forward takes mask full with head_dim 128 or (192, 128), or any mask with head_dim 256",
+    ),
+    Rule(
+        name="two-cta-and-split",
+        refuses=lambda v: _two_cta(v) and v.split,
+        reason="split keys leave too few query rows for a pair of thread blocks; choose split or 2cta",
+    ),
+    Rule(
+        name="two-cta-forward-dense-queries",
+        refuses=lambda v: v.op == "fwd" and _two_cta(v) and v.layout in VARLEN_QUERY_LAYOUTS and v.head_dim != 256,
+        reason="a 2cta forward over packed queries would pair rows of different sequences, except at head_dim 256",
+    ),
+    Rule(
+        name="two-cta-backward-head-dims",
+        refuses=lambda v: v.op in ("bwd", "bwd_postprocess") and _two_cta(v) and v.head_dim < 128,
+        reason="a 2cta backward needs head_dim 128 or more; smaller tiles are not bound by shared memory",
+    ),
+    Rule(
+        # One block's accumulators: S 128 + dP 128 + dK head_dim + dV head_dim_v columns, of 512.
+        name="wide-backward-needs-two-cta",
+        refuses=lambda v: v.op == "bwd" and v.arch != "sm90a" and v.head_dim > 128 and not _two_cta(v),
+        reason="with head_dim over 128 the accumulators do not fit the tensor memory of one thread block; choose 2cta",
+    ),
+    Rule(
+        name="paged-is-forward-only",
+        refuses=lambda v: v.layout == "paged" and v.op.startswith("bwd"),
+        reason="gradients of paged keys and values are not defined; choose dense or varlen",
+    ),
+    Rule(
+        name="combine-follows-queries",
+        refuses=lambda v: v.layout == "paged" and v.op == "fwd_combine",
+        reason="combine sees queries only, and a paged forward has packed ones; choose varlen",
+    ),
+)
+
+
+def _idle_axes(variant: Variant) -> Iterator[str]:
+    op = OPS[variant.op]
+    if variant.head_dims not in op.head_dims:
+        allowed = ", ".join(map(spell_head_dims, op.head_dims))
+        yield f"{variant.op} is not built for {spell_head_dims(variant.head_dims)}; allowed: {allowed}"
+    for axis in OPTIONAL_AXES:
+        value, canonical = getattr(variant, axis), AXES[axis][0]
+        if axis not in op.axes and value != canonical:
+            yield f"{axis} means nothing to {variant.op}; leave it {canonical!r}"
+
+
+def refusals(variant: Variant) -> tuple[str, ...]:
+    """Every reason why this combination is refused; empty if it is valid."""
+    unknown = tuple(unknown_values(variant))
+    if unknown:
+        return unknown
+    return (*_idle_axes(variant), *(rule.reason for rule in RULES if rule.refuses(variant)))
+
+
+def parse_variant(text: str) -> Variant:
+    """The valid variant with this id: `parse_variant(v.id) == v`.
+
+    Raises: VariantError if the text is no id, or its axes contradict each other (with every reason).
+    """
+    variant = parse_axes(text)
+    reasons = refusals(variant)
+    if reasons:
+        raise VariantError(f"{text!r} is refused: {'; '.join(reasons)}.")
+    return variant
+
+
+# --- the whole space --------------------------------------------------------------------------------------------------
+
+
+def _combinations(op_name: str) -> Iterator[Variant]:
+    """Every combination of the values of the axes that mean something to an op, valid or not."""
+    op = OPS[op_name]
+    axes = [name for name in OPTIONAL_AXES if name in op.axes]
+    choices = (AXES["arch"], AXES["dtype"], op.head_dims, *(AXES[name] for name in axes))
+    for arch, dtype, (head_dim, head_dim_v), *values in itertools.product(*choices):
+        yield Variant(
+            op=op_name,
+            arch=arch,
+            dtype=dtype,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            **dict(zip(axes, values, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A combination of known values that makes no sense, and why."""
+
+    variant: Variant
+    reasons: tuple[str, ...]
+
+
+@cache
+def _judged() -> tuple[tuple[Variant, ...], tuple[Refused, ...]]:
+    valid: list[Variant] = []
+    refused: list[Refused] = []
+    for variant in itertools.chain.from_iterable(map(_combinations, AXES["op"])):
+        reasons = tuple(rule.reason for rule in RULES if rule.refuses(variant))
+        if reasons:
+            refused.append(Refused(variant=variant, reasons=reasons))
+        else:
+            valid.append(variant)
+    return tuple(valid), tuple(refused)
+
+
+def valid_variants() -> tuple[Variant, ...]:
+    """Every valid variant, written or not, in the order of the axes."""
+    return _judged()[0]
+
+
+def refused_variants() -> tuple[Refused, ...]:
+    """Every combination that the rules refuse, each with all its reasons, in the order of the axes."""
+    return _judged()[1]
+
+
+# --- which kernels are written ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel class of `kernels_src`, and the variants it is written for.
+
+    Attributes:
+        template: file in `fa4build/templates` that renders a specialization of it.
+        axes: allowed values of every axis; `head_dims` stands for both head dimensions.
+    """
+
+    template: str
+    axes: MappingProxyType[str, tuple]
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel(
+        template="fwd_sm90.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (128, 128), (256, 256)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    ),
+)
+
+
+def _covers(kernel: Kernel, variant: Variant) -> bool:
+    return all(getattr(variant, axis) in values for axis, values in kernel.axes.items())
+
+
+def kernel_for(variant: Variant) -> Kernel | None:
+    """The kernel written for this variant, or None."""
+    return next((kernel for kernel in KERNELS if _covers(kernel, variant)), None)
+
+
+def kernel_written(variant: Variant) -> bool:
+    """Whether `kernels_src` holds a kernel for this variant."""
+    return kernel_for(variant) is not None
+
+
+def written_variants() -> tuple[Variant, ...]:
+    """The default matrix: every valid variant whose kernel is written."""
+    return tuple(filter(kernel_written, valid_variants()))
+
+
+def variant_axes(variant: Variant) -> dict[str, object]:
+    """All axes but op and arch, by name: the `axes` object of a manifest entry."""
+    names = ("dtype", "head_dim", "head_dim_v", *OPTIONAL_AXES)
+    return {name: getattr(variant, name) for name in names}
+
+
+# --- selecting --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a user picks out of the matrix. Everything given must hold at once; nothing given is the default matrix.
+
+    Attributes:
+        arches: names or aliases of targets; empty is all.
+        globs: patterns over ids (`*`, `?`, `[..]`); a variant is taken if any matches; empty is all.
+        spec: a specification, or the path of its file.
+    """
+
+    arches: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+    spec: Spec | Path | str | None = None
+
+
+def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
+    """The written variants that a selection names, in the order of the axes.
+
+    Globs and specifications name valid variants, written or not; `arches` alone takes the written ones.
+    Raises: VariantError for an unknown arch, a bad specification, or an id without wildcards that is refused;
+        NothingSelectedError if a glob, a specification or an arch selects nothing, or a variant that is not written.
+    """
+    arches = {arch_named(name).name for name in selection.arches} or set(AXES["arch"])
+    named = tuple(variant for variant in valid_variants() if variant.arch in arches)
+    if selection.spec is not None:
+        spec = selection.spec if isinstance(selection.spec, Spec) else read_spec(selection.spec)
+        named = _named_by_spec(spec, named)
+    if selection.globs:
+        named = _named_by_globs(selection.globs, named)
+    if selection.spec is None and not selection.globs:
+        return _default_matrix(named, arches)
+    _require_written(named)
+    return named
+
+
+def _default_matrix(valid: tuple[Variant, ...], arches: set[str]) -> tuple[Variant, ...]:
+    written = tuple(filter(kernel_written, valid))
+    if not written:
+        names = ", ".join(sorted(arches))
+        raise NothingSelectedError(
+            f"no kernel is written for {names} yet ({len(valid)} valid variants). `fa4build list` shows what is."
+        )
+    return written
+
+
+def _require_written(named: tuple[Variant, ...]) -> None:
+    unwritten = [variant.id for variant in named if not kernel_written(variant)]
+    if unwritten:
+        shown = ", ".join(unwritten[:5]) + (", ..." if len(unwritten) > 5 else "")
+        raise NothingSelectedError(
+            f"{len(unwritten)} of {len(named)} selected variants have no kernel yet: {shown}. "
+            "Narrow the selection; `fa4build list` shows which are written."
+        )
+
+
+def _matcher(globs: tuple[str, ...]) -> Callable[[str], re.Match | None]:
+    return re.compile("|".join(f"(?:{fnmatch.translate(glob)})" for glob in globs)).match
+
+
+def _named_by_globs(globs: tuple[str, ...], among: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    ids = {variant.id: variant for variant in among}
+    wanted: set[str] = set()
+    for glob in globs:
+        matched = list(filter(_matcher((glob,)), ids))
+        if not matched:
+            raise _no_match(glob, tuple(ids))
+        wanted.update(matched)
+    return tuple(variant for name, variant in ids.items() if name in wanted)
+
+
+def _no_match(glob: str, ids: tuple[str, ...]) -> NothingSelectedError:
+    if not set(glob) & set("*?["):
+        # A single id: say why it cannot be, rather than what is near.
+        parse_variant(glob)
+        return NothingSelectedError(f"{glob!r} is valid, but the rest of the selection leaves it out.")
+    nearest = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", glob), ids, n=3, cutoff=0)
+    return NothingSelectedError(f"{glob!r} matches no variant. Nearest: {', '.join(nearest)}.")
+
+
+def _named_by_spec(spec: Spec, among: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    wanted = set(_named_by_globs(spec.select, among)) if spec.select else set()
+    for block in spec.blocks:
+        wanted.update(_named_by_block(spec, block, among))
+    excluded = _matcher(spec.exclude) if spec.exclude else lambda _: None
+    named = tuple(variant for variant in among if variant in wanted and not excluded(variant.id))
+    if not named:
+        raise NothingSelectedError(f"{spec.path}: `exclude` takes away everything that was selected.")
+    return named
+
+
+def _named_by_block(spec: Spec, block: Block, among: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """The valid variants of a block. A listed value that none of them has is an error: it would be dropped silently."""
+    switches = {axis: AXES[axis][:1] for axis in OPTIONAL_AXES if axis != "mask"}
+    wanted = switches | dict(block.axes)
+    named = tuple(v for v in among if all(getattr(v, axis) in values for axis, values in wanted.items()))
+    if not named:
+        raise NothingSelectedError(
+            f"{spec.path}: {block.place}: no combination of the listed values is valid and within the selection. "
+            "`fa4build list` gives the reason for every refusal."
+        )
+    for axis, values in block.axes.items():
+        missing = set(values) - {getattr(variant, axis) for variant in named}
+        if missing:
+            raise NothingSelectedError(
+                f"{spec.path}: {block.place}: no selected variant has {axis} {min(missing)!r}. "
+                "Take it out, or widen the other axes; `fa4build list` gives the reason for every refusal."
+            )
+    return named
