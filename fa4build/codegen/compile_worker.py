@@ -1,0 +1,199 @@
+"""The child's side of a compile: the only module of fa4build that imports the compiler.
+
+`setup` runs once in the server, `run` once in each forked child. A family of kernels brings a function that calls
+`cute.compile` (`compile_rendered` is ours); everything after it, from reading the cubin back to the launch plan, is the
+same for all.
+"""
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fa4build.codegen import compile as parent
+from fa4build.codegen.cubin import CubinFacts, read_cubin, spills_from_log
+from fa4build.codegen.fork_server import LOG_NAME, resolve
+from fa4build.errors import CompileError, Fa4BuildError
+
+if TYPE_CHECKING:
+    from fa4build.codegen.launch_plan import LaunchPlan
+    from fa4build.codegen.signature import Arg
+
+_FLAVOURED_MODULE = "cutlass._mlir._mlir_libs._cutlass_ir"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFunction:
+    """What a family's compile function returns: the DSL's compiled object, and facts its host code does not check.
+
+    `spec` goes into the launch plan, which guards it: head dimensions, data type, ...
+    """
+
+    compiled: Any
+    spec: Mapping[str, Any]
+
+
+def setup() -> dict[str, str]:
+    """Import everything slow that a child will need; tell which compiler it is."""
+    import cutlass
+    import cutlass.cute
+    import cutlass.cutlass_dsl.tvm_ffi_provider
+    import elftools.elf.elffile  # noqa: F401
+
+    import fa4build.codegen.extract
+    import fa4build.codegen.signature  # noqa: F401
+
+    flavour = Path(sys.modules[_FLAVOURED_MODULE].__file__).name.split(".")[1]
+    return {"dsl_version": cutlass.__version__, "backend": flavour}
+
+
+def run(work_dir: Path) -> None:
+    """Compile what `request.json` asks for; write cubin, PTX, plan and facts beside it.
+
+    An error made on purpose is handed to the parent as such, anything else as a CompileError with its traceback.
+    """
+    request = json.loads((work_dir / parent.REQUEST_NAME).read_text(encoding="utf-8"))
+    try:
+        _compile(request, work_dir)
+    except Fa4BuildError as error:
+        parent.write_failure(work_dir, error)
+        raise
+    except Exception as error:
+        last = traceback.format_exception_only(error)[-1].strip()
+        message = f"{request['name']}: {last}"
+        parent.write_failure(work_dir, CompileError(message))
+        raise
+
+
+def compile_rendered(request: Mapping[str, Any], options: str) -> HostFunction:
+    """Compile a rendered module of our own: its `entry`, called with fake tensors that follow the signature."""
+    import cutlass.cute as cute
+
+    from fa4build.codegen.signature import signature_for, spec_for
+    from fa4build.variants import parse_variant
+
+    variant = parse_variant(request["payload"]["variant"])
+    module = _import_file("rendered", Path(request["payload"]["module"]))
+    arguments = fake_arguments(signature_for(variant))
+    compiled = cute.compile(module.entry, *arguments, cute.runtime.make_fake_stream(), options=options)
+    return HostFunction(compiled=compiled, spec=spec_for(variant))
+
+
+def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
+    from fa4build.codegen.extract import extract_plan, validate_plan
+    from fa4build.codegen.launch_plan import plan_to_json
+
+    for name, directory in request["packages"]:
+        _import_package(name, Path(directory))
+    host = resolve(request["function"])(request, request["options"])
+    elf, ptx = host.compiled.__cubin__, host.compiled.__ptx__
+    cubin = read_cubin(elf, origin=request["name"])
+    _check_cubin(request, cubin)
+    plan = extract_plan(host.compiled.ir_module, elf=elf, ptx=ptx, spec=host.spec)
+    validate_plan(plan, ptx, elf)
+    facts = _facts(request, cubin, plan, _spills(work_dir))
+    (work_dir / parent.CUBIN_NAME).write_bytes(elf)
+    (work_dir / parent.PTX_NAME).write_text(ptx, encoding="utf-8")
+    (work_dir / parent.PLAN_NAME).write_text(plan_to_json(plan), encoding="utf-8")
+    (work_dir / parent.FACTS_NAME).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _check_cubin(request: Mapping[str, Any], cubin: CubinFacts) -> None:
+    """The cubin must be for the target that was asked for, and its entries must have the names that were."""
+    if cubin.target != request["target"]:
+        raise CompileError(f"{request['name']}: asked for {request['target']}, the cubin is for {cubin.target}.")
+    found = sorted(kernel.symbol for kernel in cubin.kernels)
+    wanted = sorted(f"{request['symbol']}_{index}" for index in range(len(found)))
+    if found != wanted:
+        raise CompileError(
+            f"{request['name']}: the cubin's entries are {', '.join(found)}; they must be {', '.join(wanted)}. "
+            "Name the kernel by set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)."
+        )
+
+
+def _spills(work_dir: Path) -> Mapping[str, int]:
+    """Spilled bytes by entry, from this process's own log so far."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return spills_from_log((work_dir / LOG_NAME).read_text(encoding="utf-8", errors="replace"))
+
+
+def _facts(
+    request: Mapping[str, Any], cubin: CubinFacts, plan: "LaunchPlan", spills: Mapping[str, int]
+) -> dict[str, Any]:
+    """The fields of `Cubin` that are numbers and names."""
+    by_symbol = {kernel.symbol: kernel for kernel in cubin.kernels}
+    unreported = sorted(set(by_symbol) - set(spills))
+    if unreported:
+        raise CompileError(f"{request['name']}: the assembler reported no spill count for {', '.join(unreported)}.")
+    return {
+        "target": cubin.target,
+        "ptxas": cubin.ptxas,
+        "symbols": list(dict.fromkeys(launch.kernel for launch in plan.launches)),
+        "registers": max(kernel.registers for kernel in cubin.kernels),
+        "spill_bytes": sum(spills[symbol] for symbol in by_symbol),
+        "local_bytes": sum(kernel.local_bytes for kernel in cubin.kernels),
+        "shared_bytes": max(launch.smem + by_symbol[launch.kernel].shared_bytes for launch in plan.launches),
+    }
+
+
+def fake_arguments(signature: Sequence["Arg"]) -> list[Any]:
+    """Stand-ins for the arguments of a host function: tensors without storage, and scalars.
+
+    Named extents and all strides but the last stay symbolic, so one cubin serves every shape; equal names are one
+    symbol, so that the host entry checks them to be equal. Alignment is promised as the signature says, which tensor
+    maps and vector accesses need.
+    """
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_tensor
+
+    types = {
+        "bf16": cutlass.BFloat16,
+        "fp16": cutlass.Float16,
+        "e4m3": cutlass.Float8E4M3FN,
+        "e5m2": cutlass.Float8E5M2,
+        "f32": cutlass.Float32,
+        "i32": cutlass.Int32,
+    }
+    names = {extent for argument in signature for extent in getattr(argument, "shape", ()) if isinstance(extent, str)}
+    symbols = {name: cute.sym_int32(symbol=name) for name in sorted(names)}
+
+    def fake(argument: "Arg") -> Any:
+        dtype = types[argument.dtype]
+        if not hasattr(argument, "shape"):
+            return dtype(0)
+        divisibility = argument.align_bytes * 8 // dtype.width
+        return make_fake_tensor(
+            dtype,
+            tuple(symbols.get(extent, extent) for extent in argument.shape),
+            stride=(*(cute.sym_int64(divisibility=divisibility) for _ in argument.shape[1:]), 1),
+            assumed_align=argument.align_bytes,
+        )
+
+    return [fake(argument) for argument in signature]
+
+
+def _import_package(name: str, directory: Path) -> None:
+    """Import a package from its directory, without putting that directory's neighbours on the path."""
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    _execute(name, spec)
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    """Import a module from its file: the DSL reads the source text through it."""
+    return _execute(name, importlib.util.spec_from_file_location(name, path.resolve()))
+
+
+def _execute(name: str, spec: Any) -> ModuleType:
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
