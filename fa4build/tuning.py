@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fa4build.arch import Arch, arch_named
-from fa4build.axes import DTYPES_16_BIT, DTYPES_FP8, Variant
+from fa4build.axes import DTYPES_16_BIT, DTYPES_FP8, Variant, spell_head_dims
 from fa4build.errors import VariantError
 
 WARPGROUP_THREADS = 128
-SCHEDULERS = ("single_tile", "longest_first", "static_persistent", "varlen")
+ORDERS = ("natural", "longest_first")
 
 # Largest finite value of each type that probabilities are stored in: the formats' definitions (IEEE 754 binary16,
 # bfloat16, OCP 8-bit floating point e4m3 and e5m2).
@@ -36,7 +36,10 @@ class Tuning:
         correction_registers: of a thread of the warpgroup that rescales the output, 0 where there is none.
         producer_registers: of a thread that loads, issues matrix instructions, stores or schedules.
         producer_warpgroups: warpgroups with that budget.
-        scheduler: order in which thread blocks take tiles, one of SCHEDULERS.
+        order: in which thread blocks take tiles, one of ORDERS.
+        persistent: one thread block per multiprocessor takes tile after tile; otherwise one per tile.
+        separate_output: the output tile has shared memory of its own, otherwise it reuses Q's.
+        ping_pong: consumer warpgroups take turns to issue matrix instructions.
         exp2_frequency: of each so many columns the last 4 use the polynomial; 0 is native exp2 alone.
         exp2_start: first 32-column fragment in which the polynomial may be used.
         rescale_threshold: how far the row maximum may rise before the output is rescaled, log2 units.
@@ -52,7 +55,10 @@ class Tuning:
     correction_registers: int
     producer_registers: int
     producer_warpgroups: int
-    scheduler: str
+    order: str
+    persistent: bool
+    separate_output: bool
+    ping_pong: bool
     exp2_frequency: int
     exp2_start: int
     rescale_threshold: float
@@ -64,8 +70,8 @@ class Tuning:
             value = getattr(self, name)
             if value and (value % 8 or not 24 <= value <= 256):
                 raise VariantError(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256.")
-        if self.scheduler not in SCHEDULERS:
-            raise VariantError(f"scheduler {self.scheduler!r} is unknown; allowed: {', '.join(SCHEDULERS)}.")
+        if self.order not in ORDERS:
+            raise VariantError(f"order {self.order!r} is unknown; allowed: {', '.join(ORDERS)}.")
 
     @property
     def registers(self) -> int:
@@ -154,15 +160,6 @@ def _rescale(dtype: str) -> tuple[float, float]:
     return (0.0, 8.0) if dtype in DTYPES_FP8 else (8.0, 0.0)
 
 
-def _scheduler(variant: Variant) -> str:
-    """Masked tiles differ in length, so the longest go first; equal ones are dealt out by a persistent grid."""
-    if variant.layout != "dense":
-        return "varlen"
-    if variant.mask != "full":
-        return "longest_first"
-    return "single_tile" if variant.split or variant.arch == "sm90a" else "static_persistent"
-
-
 # --- sm90a forward ----------------------------------------------------------------------------------------------------
 
 _SM90_TILES_SOURCE = "tile and register table of flash-attn-4 4.0.0b36 for SM90; not yet measured with our kernel"
@@ -170,55 +167,102 @@ _SM90_TILES_SOURCE = "tile and register table of flash-attn-4 4.0.0b36 for SM90;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sm90Row:
+    """A row of the table below; `registers` is (consumer, producer)."""
+
     head_dims: tuple[int, int]
+    masks: tuple[str, ...]
     tile_m: int
     tile_n: int
-    local_tile_n: int
-    consumer_registers: int
-    producer_registers: int
+    registers: tuple[int, int]
     kv_stages: int = 2
+    order: str = "natural"
+    persistent: bool = False
+    separate_output: bool = False
+    ping_pong: bool = True
     source: str = _SM90_TILES_SOURCE
 
 
+_MASKED, _THREE_CONSUMERS, _TWO_CONSUMERS = ("causal", "local"), (160, 32), (240, 24)
+
+# Masked tiles differ in length, so the longest go first. Warpgroups take turns up to head_dim 128.
 _SM90_FORWARD: tuple[_Sm90Row, ...] = (
+    _Sm90Row(head_dims=(64, 64), masks=("full",), tile_m=192, tile_n=128, registers=_THREE_CONSUMERS),
     _Sm90Row(
-        head_dims=(64, 64), tile_m=192, tile_n=128, local_tile_n=128, consumer_registers=160, producer_registers=32
+        head_dims=(64, 64), masks=_MASKED, tile_m=192, tile_n=128, registers=_THREE_CONSUMERS, order="longest_first"
+    ),
+    _Sm90Row(head_dims=(96, 96), masks=("full",), tile_m=192, tile_n=128, registers=_THREE_CONSUMERS),
+    _Sm90Row(
+        head_dims=(96, 96), masks=_MASKED, tile_m=192, tile_n=128, registers=_THREE_CONSUMERS, order="longest_first"
+    ),
+    _Sm90Row(head_dims=(128, 128), masks=("full",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS),
+    _Sm90Row(
+        head_dims=(128, 128), masks=_MASKED, tile_m=128, tile_n=128, registers=_TWO_CONSUMERS, order="longest_first"
+    ),
+    _Sm90Row(head_dims=(192, 128), masks=("full",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS, ping_pong=False),
+    _Sm90Row(
+        head_dims=(192, 128),
+        masks=("causal",),
+        tile_m=128,
+        tile_n=128,
+        registers=_TWO_CONSUMERS,
+        order="longest_first",
+        ping_pong=False,
     ),
     _Sm90Row(
-        head_dims=(96, 96), tile_m=192, tile_n=128, local_tile_n=128, consumer_registers=160, producer_registers=32
+        head_dims=(192, 128),
+        masks=("local",),
+        tile_m=128,
+        tile_n=96,
+        registers=_TWO_CONSUMERS,
+        order="longest_first",
+        ping_pong=False,
+    ),
+    _Sm90Row(head_dims=(256, 256), masks=("full",), tile_m=128, tile_n=80, registers=_TWO_CONSUMERS, ping_pong=False),
+    _Sm90Row(
+        head_dims=(256, 256),
+        masks=("causal",),
+        tile_m=128,
+        tile_n=80,
+        registers=_TWO_CONSUMERS,
+        order="longest_first",
+        ping_pong=False,
     ),
     _Sm90Row(
-        head_dims=(128, 128), tile_m=128, tile_n=128, local_tile_n=128, consumer_registers=240, producer_registers=24
-    ),
-    _Sm90Row(
-        head_dims=(192, 128), tile_m=128, tile_n=128, local_tile_n=96, consumer_registers=240, producer_registers=24
-    ),
-    _Sm90Row(
-        head_dims=(256, 256), tile_m=128, tile_n=80, local_tile_n=64, consumer_registers=240, producer_registers=24
+        head_dims=(256, 256),
+        masks=("local",),
+        tile_m=128,
+        tile_n=64,
+        registers=_TWO_CONSUMERS,
+        order="longest_first",
+        ping_pong=False,
     ),
 )
 
 
 def _sm90_forward(variant: Variant) -> TuningRow:
-    row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims)
+    row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
+    consumer_registers, producer_registers = row.registers
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=row.tile_m,
-        tile_n=row.local_tile_n if variant.mask == "local" else row.tile_n,
+        tile_n=row.tile_n,
         q_stages=1,
         kv_stages=row.kv_stages,
         consumer_warpgroups=row.tile_m // 64,  # a warpgroup's matrix instruction has 64 rows
-        consumer_registers=row.consumer_registers,
+        consumer_registers=consumer_registers,
         correction_registers=0,
-        producer_registers=row.producer_registers,
+        producer_registers=producer_registers,
         producer_warpgroups=1,
-        scheduler=_scheduler(variant),
+        order=row.order,
+        persistent=row.persistent,
+        separate_output=row.separate_output,
+        ping_pong=row.ping_pong,
         exp2_frequency=0,  # matrix and exp2 units are in balance on Hopper: nothing to gain from emulation
         exp2_start=0,
         rescale_threshold=rescale_threshold,
         max_offset=max_offset,
     )
-    name = f"fwd-sm90a-hd{variant.head_dim}x{variant.head_dim_v}"
+    name = f"fwd-sm90a-{spell_head_dims(row.head_dims)}-{'|'.join(row.masks)}"
     return TuningRow(name=name, source=row.source, tuning=tuning)
 
 
@@ -363,6 +407,10 @@ def _default_registers(q_stages: int) -> tuple[int, int, int]:
     return softmax, correction, min(rest // 8 * 8, 128)
 
 
+def _sm100_has_separate_output(variant: Variant) -> bool:
+    return variant.head_dim < 192 and not (variant.split and variant.head_dim_v >= 128)
+
+
 def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
     """K or V tiles that fit beside Q and the output tile; a tile is halved when two blocks share it.
 
@@ -375,8 +423,7 @@ def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
     out_bytes = q_stages * _TILE_M * variant.head_dim_v * bytes_out
     if variant.head_dim == 256 and variant.split:
         out_bytes = 0  # stored from registers
-    shares_q = variant.head_dim >= 192 or (variant.split and variant.head_dim_v >= 128)
-    beside = max(q_bytes, out_bytes) if shares_q else q_bytes + out_bytes
+    beside = q_bytes + out_bytes if _sm100_has_separate_output(variant) else max(q_bytes, out_bytes)
     slot_bytes = _TILE_N * max(variant.head_dims) * bytes_in // variant.cta_group
     stages = min((_KV_BYTES_LIMIT - beside) // slot_bytes, _MAX_KV_STAGES)
     # A K tile of 192 columns and a V tile of 128 fit alternately into two and a half slots.
@@ -399,7 +446,10 @@ def _sm100_forward(variant: Variant) -> TuningRow:
         correction_registers=correction,
         producer_registers=other,
         producer_warpgroups=3 - q_stages,
-        scheduler=_scheduler(variant),
+        order="longest_first" if variant.layout == "dense" and variant.mask != "full" else "natural",
+        persistent=variant.layout == "dense" and variant.mask == "full" and not variant.split,
+        separate_output=_sm100_has_separate_output(variant),
+        ping_pong=False,  # the two softmax warpgroups are kept apart by the correction warpgroup instead
         exp2_frequency=row.exp2_frequency,
         exp2_start=row.exp2_start,
         rescale_threshold=rescale_threshold,

@@ -1,0 +1,254 @@
+"""Renders specialization modules: imports, literal constants and one call, which a check of the result enforces.
+
+A rendered module holds no path and no date, so equal inputs give equal text.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import jinja2
+
+from fa4build.axes import Variant
+from fa4build.codegen.context import AttributePath, context_for
+from fa4build.errors import RenderError
+from fa4build.tuning import Tuning
+from fa4build.variants import kernel_for
+
+KERNELS_PACKAGE = "kernels_src"
+_PACKAGE_DIR = Path(__file__).resolve().parent.parent
+TEMPLATES_DIR = _PACKAGE_DIR / "templates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSource:
+    """A rendered specialization module, and all of our kernel code that it reaches.
+
+    Attributes:
+        text: the module, to be written to a real file and imported from there.
+        sha256: of the text in UTF-8.
+        symbol: prefix of the kernels' symbols.
+        dependencies: (path below the directory that holds `kernels_src`, sha256 of its bytes), sorted by path.
+    """
+
+    variant: Variant
+    text: str
+    sha256: str
+    symbol: str
+    dependencies: tuple[tuple[str, str], ...]
+
+
+def kernels_source_dir() -> Path:
+    """The `kernels_src` directory: beside the package in a checkout, inside it when installed.
+
+    A process that imports rendered modules *appends* its parent to `sys.path`: in front, modules of an installed
+    fa4build would hide those of the standard library.
+    Raises: RenderError if there is none.
+    """
+    candidates = (_PACKAGE_DIR.parent / KERNELS_PACKAGE, _PACKAGE_DIR / KERNELS_PACKAGE)
+    for candidate in candidates:
+        if (candidate / "__init__.py").is_file():
+            return candidate
+    raise RenderError(f"no {KERNELS_PACKAGE} directory at {' or '.join(map(str, candidates))}. Reinstall fa4build.")
+
+
+def render(variant: Variant, tuning: Tuning, *, source_dir: Path | None = None) -> KernelSource:
+    """The specialization module of a variant.
+
+    Args:
+        source_dir: the `kernels_src` directory, `kernels_source_dir()` if left out.
+    Raises: RenderError if no kernel is written, a template names something undefined, the text is more than imports,
+        literals and one call, or an import of `kernels_src` leads nowhere.
+    """
+    kernel = kernel_for(variant)
+    if kernel is None:
+        raise RenderError(f"{variant.id}: no kernel is written for this variant. `fa4build list` shows which are.")
+    text = render_template(kernel.template, context_for(variant, tuning))
+    check_specialization(text, name=variant.id)
+    return KernelSource(
+        variant=variant,
+        text=text,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        symbol=variant.symbol,
+        dependencies=reachable_sources(text, source_dir or kernels_source_dir()),
+    )
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def literal(value: object) -> str:
+    """Python source of a template value: the templates' only filter.
+
+    Raises: RenderError for what is no int, bool, str, finite float or attribute path.
+    """
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # a strict undefined value raises with its name
+    if isinstance(value, AttributePath):
+        return value.path
+    if type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    raise RenderError(f"{value!r} is no literal. Templates take int, bool, str, finite float and dtypes.")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES_DIR),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # the result is Python, not HTML
+    )
+    environment.filters["literal"] = literal
+    return environment
+
+
+def render_template(template: str, values: dict[str, object]) -> str:
+    """The text of a template with these values. Raises: RenderError if it cannot be read or names something else."""
+    try:
+        return _environment().get_template(template).render(values)
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"there is no template {template!r} in {TEMPLATES_DIR}.") from error
+    except jinja2.TemplateError as error:
+        raise RenderError(f"template {template}: {error}.") from error
+
+
+# --- what a rendered module may hold ----------------------------------------------------------------------------------
+
+
+def check_specialization(text: str, *, name: str) -> None:
+    """Refuses a module that is more than imports, assignments of literals and one function whose body is one call.
+
+    Raises: RenderError naming the line.
+    """
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise RenderError(f"{name}: the rendered module is no Python: {error}.") from error
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    for node in module.body:
+        if not (isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef) or _is_constant(node)):
+            raise _not_allowed(name, text, node)
+    if len(functions) != 1:
+        raise RenderError(f"{name}: the rendered module has {len(functions)} functions; it must have one, `entry`.")
+    body = functions[0].body
+    if len(body) != 1 or not isinstance(body[0], ast.Expr) or not _is_wiring(body[0].value):
+        raise _not_allowed(name, text, body[-1])
+
+
+def _not_allowed(name: str, text: str, node: ast.AST) -> RenderError:
+    line = text.splitlines()[node.lineno - 1].strip()
+    return RenderError(
+        f"{name}: line {node.lineno} of the rendered module, `{line}`, is no import, literal or single call. "
+        "Make the choice in context.py, or in the kernel."
+    )
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
+        return False
+    return isinstance(node.value, ast.Constant) or _is_dotted(node.value)
+
+
+def _is_dotted(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_dotted(node.value))
+
+
+def _is_wiring(node: ast.expr) -> bool:
+    """`Kernel(constants)(arguments)`: names go in, nothing is computed."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Call)):
+        return False
+    calls = (node.func, node)
+    return _is_dotted(node.func.func) and all(_takes_names(call) for call in calls)
+
+
+def _takes_names(call: ast.Call) -> bool:
+    values = (*call.args, *(keyword.value for keyword in call.keywords))
+    return all(isinstance(value, ast.Name) for value in values)
+
+
+# --- dependencies -----------------------------------------------------------------------------------------------------
+
+
+_Import = tuple[str, bool]  # dotted name, and whether it must be a module
+
+
+def reachable_sources(text: str, source_dir: Path) -> tuple[tuple[str, str], ...]:
+    """Every file of `kernels_src` that importing this text runs, with its digest: (relative path, sha256), sorted.
+
+    Imports are read from the syntax tree, also inside functions; nothing is executed.
+    Raises: RenderError if an import of `kernels_src` leads to no file.
+    """
+    root = source_dir.parent
+    found: dict[str, str] = {}
+    waiting = list(_imported_modules(ast.parse(text), package=""))
+    while waiting:
+        for path in _files_of(*waiting.pop(), root):
+            relative = path.relative_to(root).as_posix()
+            if relative not in found:
+                stat = path.stat()
+                source = _read_source(path, root, stat.st_mtime_ns, stat.st_size)
+                found[relative] = source.sha256
+                waiting.extend(source.imports)
+    return tuple(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    sha256: str
+    imports: tuple[_Import, ...]
+
+
+@lru_cache(maxsize=4096)
+def _read_source(path: Path, root: Path, mtime_ns: int, size: int) -> _Source:
+    """Digest and imports of a file; the times and sizes are there so that an edited file is read again."""
+    content = path.read_bytes()
+    package = ".".join(path.relative_to(root).parent.parts)
+    try:
+        tree = ast.parse(content)
+    except SyntaxError as error:
+        raise RenderError(f"{path}: is no Python: {error}.") from error
+    return _Source(sha256=hashlib.sha256(content).hexdigest(), imports=tuple(_imported_modules(tree, package=package)))
+
+
+def _imported_modules(tree: ast.AST, *, package: str) -> list[_Import]:
+    """What a tree imports of `kernels_src`; `package` is where its relative imports start.
+
+    `from a import b` gives `a`, and `a.b` as a name that need not be a module.
+    """
+    imports: list[_Import] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.extend((alias.name, True) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = _absolute(node, package)
+            imports.append((module, True))
+            imports.extend((f"{module}.{alias.name}", False) for alias in node.names)
+    return [(name, is_module) for name, is_module in imports if name.split(".")[0] == KERNELS_PACKAGE]
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if node.level == 0:
+        return node.module
+    parts = package.split(".")
+    above = parts[: len(parts) - node.level + 1]
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def _files_of(name: str, is_module: bool, root: Path) -> list[Path]:
+    """The files of a module and of every package above it."""
+    parts = name.split(".")
+    files: list[Path] = []
+    for depth in range(1, len(parts) + 1):
+        stem = root.joinpath(*parts[:depth])
+        file = next((path for path in (stem / "__init__.py", stem.with_suffix(".py")) if path.is_file()), None)
+        if file is not None:
+            files.append(file)
+        elif is_module or depth < len(parts):
+            raise RenderError(f"import of {name}: there is no {stem}.py and no such package.")
+    return files
