@@ -1,7 +1,7 @@
 """The interface between packs and dispatcher, as plain data: operator signatures, plan version, manifest schema.
 
-A pack states `ABI_HASH` of the builder that made it; a dispatcher loads a pack only if its own hash is equal. Nothing here
-knows kernels, torch or CUDA. Source: docs/formats.md, sections 1 to 3.
+A pack states `ABI_HASH` of the builder that made it; a dispatcher loads a pack only if its own hash is equal. Nothing
+here knows kernels, torch or CUDA. Source: docs/formats.md, sections 1 to 3.
 """
 
 import hashlib

@@ -1,0 +1,675 @@
+/* The launcher: loads cubins and launches kernels from launch plans, through the CUDA driver found at run time.
+ *
+ * Build: one translation unit (with _plan.h, _tensor.h, _cuda.h beside it), CPython limited API of 3.10, no CUDA header, no
+ * library but libc and libdl:
+ *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -I<python include> _launcher.c -ldl -o _launcher.abi3.so
+ * -ffp-contract=off is required: a fused multiply-add would differ from what the plan says.
+ *
+ * Python sees: Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, ...). A Launch is
+ * a plan bound to one device; its run(*arguments) is the host path of a call. Objects live for ever once a kernel was
+ * loaded: libraries and contexts are never released, because kernels may still run when Python lets go of an object. */
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030A0000
+#endif
+#include <Python.h>
+
+#include "_cuda.h"
+#include "_plan.h"
+#include "_tensor.h"
+
+#define MAX_LEAVES (MAX_ARGS * (1 + 2 * MAX_RANK))
+#define STACK_BLOCK_BYTES 8192u
+#define BLOCK_ALIGN 256u
+
+typedef struct {
+    PyObject_HEAD
+    CudaDriver cuda;
+    int num_devices;
+} DriverObject;
+
+typedef struct {
+    PyObject_HEAD
+    CUlibrary library;
+} LibraryObject;
+
+typedef struct {
+    PyObject_HEAD
+    Plan plan;
+} PlanObject;
+
+typedef struct {
+    PyObject_HEAD
+    DriverObject *driver;
+    PlanObject *plan_object;
+    LibraryObject *library;
+    PyObject *stream_of;
+    CUcontext context;
+    CUfunction functions[MAX_LAUNCHES];
+    uint64_t *values; /* one word a node; used only while the interpreter lock is held */
+    uint64_t device_facts[NUM_DEVICE_LEAVES];
+    int ordinal, device_type;
+    uint32_t num_call_args;
+} LaunchObject;
+
+static PyObject *driver_type, *library_type, *plan_type, *launch_type;
+/* Exception classes, replaced by those of fa4_kernels.errors (`use_errors`). */
+static PyObject *input_error, *layout_error, *driver_error, *plan_error;
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static int raise_driver(const CudaDriver *cuda, const char *call, CUresult result) {
+    const char *name = NULL, *text = NULL;
+    cuda->error_name(result, &name), cuda->error_string(result, &text);
+    PyErr_Format(driver_error, "%s: %s (%d): %s", call, name ? name : "unknown error", result, text ? text : "no description");
+    return -1;
+}
+
+static void free_object(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static void *new_object(PyTypeObject *type) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+/* ---- Driver ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", NULL};
+    const char *path = "libcuda.so.1", *missing;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|s:Driver", names, &path)) return NULL;
+    DriverObject *self = new_object(type);
+    if (!self) return NULL;
+    missing = cuda_open(&self->cuda, path);
+    if (missing == path)
+        PyErr_Format(driver_error, "cannot open the CUDA driver %s: %s. An NVIDIA driver for CUDA 12.0 or later is needed.", path, dlerror());
+    else if (missing)
+        PyErr_Format(driver_error, "the CUDA driver %s has no %s. An NVIDIA driver for CUDA 12.0 or later (R525) is needed.", path, missing);
+    else {
+        CUresult result = self->cuda.init(0);
+        if (result) raise_driver(&self->cuda, "cuInit", result);
+        else if ((result = self->cuda.device_count(&self->num_devices))) raise_driver(&self->cuda, "cuDeviceGetCount", result);
+    }
+    if (!PyErr_Occurred()) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int device_of_ordinal(DriverObject *self, int ordinal, CUdevice *device) {
+    if (ordinal < 0 || ordinal >= self->num_devices) {
+        PyErr_Format(driver_error, "device %d does not exist; the driver sees %d", ordinal, self->num_devices);
+        return -1;
+    }
+    CUresult result = self->cuda.device_get(device, ordinal);
+    return result ? raise_driver(&self->cuda, "cuDeviceGet", result) : 0;
+}
+
+static int device_attribute(DriverObject *self, CUdevice device, int attribute, int *value) {
+    CUresult result = self->cuda.device_attribute(value, attribute, device);
+    return result ? raise_driver(&self->cuda, "cuDeviceGetAttribute", result) : 0;
+}
+
+static PyObject *driver_device(PyObject *object, PyObject *argument) {
+    static const int attributes[5] = {CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                                      CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                      CU_ATTRIBUTE_L2_CACHE_SIZE};
+    DriverObject *self = (DriverObject *)object;
+    int values[5];
+    char name[256] = "";
+    CUdevice device;
+    long ordinal = PyLong_AsLong(argument);
+    if (PyErr_Occurred() || device_of_ordinal(self, (int)ordinal, &device)) return NULL;
+    for (int i = 0; i < 5; i++)
+        if (device_attribute(self, device, attributes[i], &values[i])) return NULL;
+    CUresult result = self->cuda.device_name(name, sizeof name - 1, device);
+    if (result) return raise_driver(&self->cuda, "cuDeviceGetName", result), NULL;
+    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i}", "name", name, "compute_capability", values[0], values[1], "sm_count", values[2],
+                         "smem_optin_bytes", values[3], "l2_bytes", values[4]);
+}
+
+static PyObject *driver_version(PyObject *object, PyObject *unused) {
+    DriverObject *self = (DriverObject *)object;
+    int version = 0;
+    CUresult result = self->cuda.driver_version(&version);
+    (void)unused;
+    if (result) return raise_driver(&self->cuda, "cuDriverGetVersion", result), NULL;
+    return Py_BuildValue("(ii)", version / 1000, version % 1000 / 10);
+}
+
+static PyObject *driver_device_count(PyObject *object, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(((DriverObject *)object)->num_devices);
+}
+
+static PyObject *driver_load(PyObject *object, PyObject *cubin) {
+    DriverObject *self = (DriverObject *)object;
+    char *data;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(cubin, &data, &size)) return NULL;
+    if (size < 4 || memcmp(data, "\x7f" "ELF", 4) != 0)
+        return PyErr_Format(driver_error, "%zd bytes that are no cubin (ELF)", size), NULL;
+    LibraryObject *library = new_object((PyTypeObject *)library_type);
+    if (!library) return NULL;
+    CUresult result;
+    Py_BEGIN_ALLOW_THREADS
+    result = self->cuda.library_load(&library->library, data, NULL, NULL, 0, NULL, NULL, 0);
+    Py_END_ALLOW_THREADS
+    if (!result) return (PyObject *)library;
+    Py_DECREF(library);
+    return raise_driver(&self->cuda, "cuLibraryLoadData", result), NULL;
+}
+
+static PyMethodDef driver_methods[] = {
+    {"device", driver_device, METH_O, "device(ordinal) -> dict of name, compute_capability, sm_count, smem_optin_bytes, l2_bytes"},
+    {"device_count", driver_device_count, METH_NOARGS, "device_count() -> int"},
+    {"version", driver_version, METH_NOARGS, "version() -> (major, minor) of the CUDA the driver supports"},
+    {"load", driver_load, METH_O, "load(cubin: bytes) -> Library"},
+    {NULL, NULL, 0, NULL}};
+
+/* ---- Plan -------------------------------------------------------------------------------------------------------- */
+
+static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"encoded", NULL};
+    const char *data;
+    Py_ssize_t size;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#:Plan", names, &data, &size)) return NULL;
+    PlanObject *self = new_object(type);
+    if (!self) return NULL;
+    if (plan_decode(&self->plan, (const uint8_t *)data, (size_t)size) == 0) return (PyObject *)self;
+    PyErr_Format(plan_error, "launch plan refused: %s. The pack was made by another version or is damaged.", self->plan.error);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void plan_dealloc(PyObject *object) {
+    plan_clear(&((PlanObject *)object)->plan);
+    free_object(object);
+}
+
+/* A Python number as a word of the type, or -1 with an exception that names the argument. */
+static int scalar_word(PyObject *value, uint32_t type, const char *name, uint64_t *word) {
+    if (!PyLong_Check(value) && !(PyFloat_Check(value) && !is_integer(type))) {
+        PyErr_Format(input_error, "%s: %R is no number that fits; %s expected", name, value, is_integer(type) ? "an int is" : "a float is");
+        return -1;
+    }
+    if (!is_integer(type)) {
+        double number = PyFloat_AsDouble(value);
+        if (number == -1.0 && PyErr_Occurred()) return -1;
+        *word = type == TYPE_F32 ? from_f32((float)number) : from_f64(number);
+        return 0;
+    }
+    int overflow;
+    uint32_t bits = TYPE_BITS[type];
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    uint64_t low = PyLong_AsUnsignedLongLongMask(value);
+    int fits = overflow == 0 && (bits == 64 || (number >= -(1ll << (bits - 1)) && number < (1ll << bits)));
+    if (overflow > 0 && bits == 64) { /* up to 2^64 - 1 as its bits, as pointers are */
+        PyErr_Clear();
+        fits = PyLong_AsUnsignedLongLong(value) == low && !PyErr_Occurred();
+        PyErr_Clear();
+    }
+    if (!fits) {
+        PyErr_Format(input_error, "%s: %R does not fit in %u bits", name, value, bits);
+        return -1;
+    }
+    *word = low_bits(low, bits);
+    return 0;
+}
+
+/* Values of all nodes for named leaves (new memory, to be freed), or NULL with an exception. */
+static uint64_t *values_from_dict(const Plan *plan, PyObject *inputs) {
+    uint64_t leaves[MAX_LEAVES] = {0};
+    char name[512];
+    if (!PyDict_Check(inputs)) return PyErr_SetString(PyExc_TypeError, "a dict of input leaves is expected"), NULL;
+    for (uint32_t i = 0; i < plan->num_nodes; i++) {
+        const Node *node = &plan->nodes[i];
+        if (node->op != OP_IN) continue;
+        leaf_name(plan, node->a, name, sizeof name);
+        PyObject *value = PyDict_GetItemString(inputs, name);
+        if (!value) return PyErr_Format(input_error, "input leaf %s is missing", name), NULL;
+        if (scalar_word(value, node->type, name, &leaves[node->a])) return NULL;
+    }
+    uint64_t *values = PyMem_Malloc(sizeof *values * (plan->num_nodes + 1));
+    if (!values) return (uint64_t *)PyErr_NoMemory();
+    plan_evaluate(plan, leaves, values);
+    return values;
+}
+
+static PyObject *plan_evaluate_dict(PyObject *object, PyObject *inputs) {
+    const Plan *plan = &((PlanObject *)object)->plan;
+    uint64_t *values = values_from_dict(plan, inputs);
+    if (!values) return NULL;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)plan_canonical_size(plan));
+    if (bytes) plan_write_canonical(plan, values, (uint8_t *)PyBytes_AsString(bytes));
+    PyMem_Free(values);
+    return bytes;
+}
+
+static PyObject *plan_failed_guard_dict(PyObject *object, PyObject *inputs) {
+    const Plan *plan = &((PlanObject *)object)->plan;
+    uint64_t *values = values_from_dict(plan, inputs);
+    if (!values) return NULL;
+    int64_t failed = plan_failed_guard(plan, values);
+    PyMem_Free(values);
+    if (failed < 0) Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(plan->guards[failed].message, (Py_ssize_t)strlen(plan->guards[failed].message), "replace");
+}
+
+static PyMethodDef plan_methods[] = {
+    {"evaluate", plan_evaluate_dict, METH_O, "evaluate(leaves: dict) -> canonical bytes of all launches (guards are not looked at)"},
+    {"failed_guard", plan_failed_guard_dict, METH_O, "failed_guard(leaves: dict) -> message of the first guard that is false, or None"},
+    {NULL, NULL, 0, NULL}};
+
+/* ---- Launch ------------------------------------------------------------------------------------------------------ */
+
+static void launch_dealloc(PyObject *object) {
+    LaunchObject *self = (LaunchObject *)object;
+    PyMem_Free(self->values);
+    Py_XDECREF((PyObject *)self->driver), Py_XDECREF((PyObject *)self->plan_object);
+    Py_XDECREF((PyObject *)self->library), Py_XDECREF(self->stream_of);
+    free_object(object);
+}
+
+/* Kernel `i` of the plan, allowed its shared memory and cluster, loaded on the device. The context is current. */
+static int bind_kernel(LaunchObject *self, uint32_t i) {
+    const CudaDriver *cuda = &self->driver->cuda;
+    const LaunchSpec *spec = &self->plan_object->plan.launches[i];
+    CUkernel kernel;
+    CUresult result;
+    const char *call = "cuLibraryGetKernel";
+    uint32_t smem = 0, ctas = spec->cluster[0] * spec->cluster[1] * spec->cluster[2];
+    for (uint32_t k = 0; k < self->plan_object->plan.num_launches; k++) /* a kernel may be launched twice */
+        if (strcmp(self->plan_object->plan.launches[k].kernel, spec->kernel) == 0 && self->plan_object->plan.launches[k].smem > smem)
+            smem = self->plan_object->plan.launches[k].smem;
+    if (smem > self->device_facts[DEVICE_SMEM_OPTIN]) {
+        PyErr_Format(driver_error, "%s needs %u bytes of shared memory, the device has %llu", spec->kernel, smem,
+                     (unsigned long long)self->device_facts[DEVICE_SMEM_OPTIN]);
+        return -1;
+    }
+    result = cuda->library_kernel(&kernel, self->library->library, spec->kernel);
+    if (!result) {
+        call = "cuKernelGetFunction";
+        Py_BEGIN_ALLOW_THREADS
+        result = cuda->kernel_function(&self->functions[i], kernel); /* loads the code onto the device */
+        Py_END_ALLOW_THREADS
+    }
+    if (!result && smem) {
+        call = "cuFuncSetAttribute(max dynamic shared memory)";
+        result = cuda->function_set_attribute(self->functions[i], CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)smem);
+    }
+    if (!result && ctas > 8) {
+        call = "cuFuncSetAttribute(non-portable cluster size)";
+        result = cuda->function_set_attribute(self->functions[i], CU_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
+    }
+    return result ? raise_driver(cuda, call, result) : 0;
+}
+
+static int bind_device(LaunchObject *self) {
+    const CudaDriver *cuda = &self->driver->cuda;
+    static const int attributes[NUM_DEVICE_LEAVES] = {CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                                      CU_ATTRIBUTE_L2_CACHE_SIZE};
+    CUdevice device;
+    CUresult result;
+    if (device_of_ordinal(self->driver, self->ordinal, &device)) return -1;
+    for (int i = 0; i < NUM_DEVICE_LEAVES; i++) {
+        int value;
+        if (device_attribute(self->driver, device, attributes[i], &value)) return -1;
+        self->device_facts[i] = (uint32_t)value;
+    }
+    if ((result = cuda->primary_context(&self->context, device))) return raise_driver(cuda, "cuDevicePrimaryCtxRetain", result);
+    if ((result = cuda->context_push(self->context))) return raise_driver(cuda, "cuCtxPushCurrent", result);
+    int failed = 0;
+    for (uint32_t i = 0; i < self->plan_object->plan.num_launches && !failed; i++) failed = bind_kernel(self, i);
+    CUcontext popped;
+    cuda->context_pop(&popped);
+    return failed;
+}
+
+static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"driver", "plan", "library", "device", "stream_of", "device_type", NULL};
+    PyObject *driver, *plan, *library, *stream_of;
+    int ordinal, device_type = DEVICE_CUDA;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iO|i:Launch", names, driver_type, &driver, plan_type, &plan, library_type, &library,
+                                     &ordinal, &stream_of, &device_type))
+        return NULL;
+    LaunchObject *self = new_object(type);
+    if (!self) return NULL;
+    Py_INCREF(driver), Py_INCREF(plan), Py_INCREF(library), Py_INCREF(stream_of);
+    self->driver = (DriverObject *)driver, self->plan_object = (PlanObject *)plan, self->library = (LibraryObject *)library;
+    self->stream_of = stream_of, self->ordinal = ordinal, self->device_type = device_type;
+    self->values = PyMem_Malloc(sizeof *self->values * (self->plan_object->plan.num_nodes + 1));
+    for (uint32_t i = 0; i < self->plan_object->plan.num_args; i++)
+        self->num_call_args += self->plan_object->plan.args[i].kind != ARG_DEVICE;
+    if (!self->values) PyErr_NoMemory();
+    else if (bind_device(self) == 0) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int refuse_tensor(const LaunchObject *self, const Arg *arg, const TensorView *view) {
+    if (view->dtype != (int32_t)arg->dtype)
+        PyErr_Format(input_error, "%s is a %s tensor; this kernel takes %s", arg->name,
+                     view->dtype < 0 ? "(unsupported dtype)" : DTYPE_NAMES[view->dtype], DTYPE_NAMES[arg->dtype]);
+    else if (view->rank != (int32_t)arg->rank)
+        PyErr_Format(input_error, "%s has %d dimensions, %u expected", arg->name, view->rank, arg->rank);
+    else if (view->device_type != self->device_type || (view->device_type == DEVICE_CUDA && view->device_id != self->ordinal))
+        PyErr_Format(input_error, "%s is on %s:%d; this kernel was chosen for %s:%d. All tensors must be on one device.", arg->name,
+                     view->device_type == DEVICE_CUDA ? "cuda" : view->device_type == DEVICE_CPU ? "cpu" : "another device type",
+                     view->device_id, self->device_type == DEVICE_CUDA ? "cuda" : "cpu", self->ordinal);
+    else {
+        for (int32_t i = 0; i < view->rank; i++)
+            if (view->shape[i] <= 0) {
+                PyErr_Format(input_error, "%s.shape[%d] = %lld: an empty tensor has nothing to launch", arg->name, i, (long long)view->shape[i]);
+                return -1;
+            }
+        if (view->pointer) return 0;
+        PyErr_Format(input_error, "%s has no memory (a fake or meta tensor?)", arg->name);
+    }
+    return -1;
+}
+
+static int refuse_layout(const Arg *arg, uint32_t position) {
+    PyObject *text = PyUnicode_FromFormat("%s: the last stride must be 1, its pointer and other strides multiples of %u bytes, no stride 0",
+                                          arg->name, arg->align);
+    PyObject *error = text ? PyObject_CallFunction(layout_error, "OI", text, position) : NULL;
+    if (error) PyErr_SetObject(layout_error, error);
+    Py_XDECREF(text), Py_XDECREF(error);
+    return -1;
+}
+
+static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *object, uint32_t position, uint64_t *leaves, const ExchangeApi **api) {
+    TensorView view;
+    const ExchangeApi *own = exchange_api(object);
+    if (own ? view_from_exchange(object, own, &view) : view_from_attributes(object, &view)) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Format(input_error, "%s: %R is no tensor", arg->name, (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    if (refuse_tensor(self, arg, &view)) return -1;
+    settle_free_strides(&view, arg->align);
+    if (!layout_fits(&view, arg->align)) return refuse_layout(arg, position);
+    if (own) *api = own;
+    leaves += arg->first_leaf;
+    leaves[0] = view.pointer;
+    for (uint32_t i = 0; i < arg->rank; i++) leaves[1 + i] = (uint64_t)view.shape[i], leaves[1 + arg->rank + i] = (uint64_t)view.strides[i];
+    return 0;
+}
+
+/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `api`: of the last tensor. */
+static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t *leaves, const ExchangeApi **api) {
+    const Plan *plan = &self->plan_object->plan;
+    uint32_t position = 0;
+    if (num_args != (Py_ssize_t)self->num_call_args) {
+        PyErr_Format(input_error, "%zd arguments, the plan takes %u", num_args, self->num_call_args);
+        return -1;
+    }
+    for (uint32_t i = 0; i < plan->num_args; i++) {
+        const Arg *arg = &plan->args[i];
+        int failed = 0;
+        if (arg->kind == ARG_DEVICE) leaves[arg->first_leaf] = self->device_facts[arg->device_leaf];
+        else if (arg->kind == ARG_TENSOR) failed = tensor_leaves(self, arg, args[position], position, leaves, api), position++;
+        else failed = scalar_word(args[position++], arg->dtype, arg->name, &leaves[arg->first_leaf]);
+        if (failed) return -1;
+    }
+    return 0;
+}
+
+static int current_stream(const LaunchObject *self, const ExchangeApi *api, CUstream *stream) {
+    void *handle = NULL;
+    if (api && self->device_type == DEVICE_CUDA) {
+        if (api->current_stream(DEVICE_CUDA, self->ordinal, &handle) == 0) return *stream = handle, 0;
+        if (!PyErr_Occurred()) PyErr_SetString(driver_error, "the current stream cannot be read");
+        return -1;
+    }
+    PyObject *number = PyObject_CallFunction(self->stream_of, "i", self->ordinal);
+    if (!number) return -1;
+    *stream = (CUstream)PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Leaves that node `root` depends on, one mark a leaf. */
+static void mark_leaves(const Plan *plan, uint32_t root, uint8_t *used_nodes, uint8_t *used_leaves) {
+    used_nodes[root] = 1;
+    for (uint32_t i = root + 1; i-- > 0;) {
+        const Node *node = &plan->nodes[i];
+        uint32_t operands[3] = {node->a, node->b, node->c};
+        if (!used_nodes[i]) continue;
+        if (node->op == OP_IN) used_leaves[node->a] = 1;
+        for (uint32_t k = 0; k < operand_count(node->op); k++) used_nodes[operands[k]] = 1;
+    }
+}
+
+static int raise_guard(const Plan *plan, uint32_t guard, const uint64_t *leaves) {
+    uint8_t used_leaves[MAX_LEAVES] = {0}, *used_nodes = PyMem_Calloc(plan->num_nodes + 1, 1);
+    char name[200], facts[1024] = "";
+    size_t length = 0;
+    if (!used_nodes) return PyErr_NoMemory(), -1;
+    mark_leaves(plan, plan->guards[guard].node, used_nodes, used_leaves);
+    PyMem_Free(used_nodes);
+    for (uint32_t i = 0; i < plan->num_leaves && length < sizeof facts - 1; i++) {
+        if (!used_leaves[i]) continue;
+        uint32_t type = leaf_type(plan, i);
+        leaf_name(plan, i, name, sizeof name);
+        length += (size_t)(is_integer(type) ? snprintf(facts + length, sizeof facts - length, "%s%s = %lld", length ? ", " : "", name,
+                                                       (long long)sign_extend(leaves[i], TYPE_BITS[type]))
+                                            : snprintf(facts + length, sizeof facts - length, "%s%s = %g", length ? ", " : "", name,
+                                                       type == TYPE_F32 ? (double)as_f32(leaves[i]) : as_f64(leaves[i])));
+    }
+    PyErr_Format(input_error, "%s (here: %s)", plan->guards[guard].message, facts);
+    return -1;
+}
+
+static int raise_map(const LaunchObject *self, const LaunchSpec *spec, const Map *map, CUresult result) {
+    uint64_t dims[5], strides[4];
+    char text[600];
+    size_t length = 0;
+    plan_map_numbers(map, self->values, dims, strides);
+    length += (size_t)snprintf(text, sizeof text, "cuTensorMapEncodeTiled for %.120s: address 0x%llx, extents", spec->kernel,
+                               (unsigned long long)self->values[map->addr]);
+    for (uint32_t k = 0; k < map->rank; k++) length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)dims[k]);
+    length += (size_t)snprintf(text + length, sizeof text - length, ", strides in bytes");
+    for (uint32_t k = 0; k + 1 < map->rank; k++) length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)strides[k]);
+    return raise_driver(&self->driver->cuda, text, result);
+}
+
+/* Write the parameters of one launch to their places in `block` and point at them. The context is current. */
+static int write_params(const LaunchObject *self, const LaunchSpec *spec, unsigned char *block, void **pointers) {
+    const Plan *plan = &self->plan_object->plan;
+    for (uint32_t p = spec->first_param; p < spec->first_param + spec->num_params; p++) {
+        const Param *param = &plan->params[p];
+        pointers[p] = block + param->place;
+        if (param->kind == PARAM_BYTES) {
+            plan_write_bytes(plan, param, self->values, pointers[p]);
+            continue;
+        }
+        const Map *map = &plan->maps[param->first];
+        uint64_t dims[5], strides[4];
+        plan_map_numbers(map, self->values, dims, strides);
+        CUresult result = self->driver->cuda.map_encode(pointers[p], MAP_DTYPE_ENUM[map->dtype], map->rank, (void *)(uintptr_t)self->values[map->addr],
+                                                        dims, strides, map->box, map->elem_strides, (int)map->interleave, (int)map->swizzle,
+                                                        (int)map->l2_promotion, (int)map->oob_nan);
+        if (result) return raise_map(self, spec, map, result);
+    }
+    return 0;
+}
+
+/* 1 when there is something to launch, 0 for an empty grid, -1 with an exception. */
+static int read_grid(const LaunchObject *self, const LaunchSpec *spec, unsigned grid[3]) {
+    static const int64_t limits[3] = {2147483647, 65535, 65535};
+    int64_t numbers[3];
+    for (int k = 0; k < 3; k++) numbers[k] = node_signed(&self->plan_object->plan, self->values, spec->grid[k]);
+    if (numbers[0] == 0 || numbers[1] == 0 || numbers[2] == 0) return 0;
+    for (int k = 0; k < 3; k++) {
+        if (numbers[k] < 0 || numbers[k] > limits[k]) {
+            PyErr_Format(input_error, "%s: a grid of (%lld, %lld, %lld) blocks is over the limit of (2147483647, 65535, 65535); make the problem smaller",
+                         spec->kernel, (long long)numbers[0], (long long)numbers[1], (long long)numbers[2]);
+            return -1;
+        }
+        grid[k] = (unsigned)numbers[k];
+    }
+    return 1;
+}
+
+static unsigned write_attributes(const LaunchSpec *spec, CUlaunchAttribute *attributes) {
+    unsigned count = 0;
+    memset(attributes, 0, 3 * sizeof *attributes);
+    if (spec->cluster[0] * spec->cluster[1] * spec->cluster[2] > 1) {
+        attributes[count].id = CU_LAUNCH_CLUSTER_DIMENSION;
+        memcpy(attributes[count++].value.cluster, spec->cluster, sizeof spec->cluster);
+    }
+    if (spec->flags & FLAG_PDL) attributes[count].id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, attributes[count++].value.number = 1;
+    if (spec->flags & FLAG_COOPERATIVE) attributes[count].id = CU_LAUNCH_COOPERATIVE, attributes[count++].value.number = 1;
+    return count;
+}
+
+typedef struct {
+    CUlaunchConfig config;
+    CUlaunchAttribute attributes[3];
+    uint32_t launch;
+} Prepared;
+
+/* Build and launch everything; the device's context is current and the interpreter lock is held. */
+static int launch_all(LaunchObject *self, CUstream stream, unsigned char *block) {
+    const Plan *plan = &self->plan_object->plan;
+    Prepared prepared[MAX_LAUNCHES];
+    void *pointers[MAX_PARAMS + 1];
+    uint32_t count = 0;
+    CUresult result = 0;
+    for (uint32_t i = 0; i < plan->num_launches; i++) {
+        const LaunchSpec *spec = &plan->launches[i];
+        Prepared *next = &prepared[count];
+        unsigned grid[3];
+        int any = read_grid(self, spec, grid);
+        if (any < 0 || (any && write_params(self, spec, block, pointers))) return -1;
+        if (!any) continue;
+        next->launch = i;
+        next->config = (CUlaunchConfig){grid[0], grid[1], grid[2], spec->block[0], spec->block[1], spec->block[2], spec->smem,
+                                        stream, next->attributes, write_attributes(spec, next->attributes)};
+        count++;
+    }
+    uint32_t i = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (; i < count; i++) {
+        uint32_t launch = prepared[i].launch;
+        result = self->driver->cuda.launch(&prepared[i].config, self->functions[launch], pointers + plan->launches[launch].first_param, NULL);
+        if (result) break;
+    }
+    Py_END_ALLOW_THREADS
+    if (!result) return 0;
+    char call[200];
+    snprintf(call, sizeof call, "cuLaunchKernelEx of %.150s", plan->launches[prepared[i].launch].kernel);
+    return raise_driver(&self->driver->cuda, call, result);
+}
+
+static int launch_in_context(LaunchObject *self, CUstream stream) {
+    const CudaDriver *cuda = &self->driver->cuda;
+    const Plan *plan = &self->plan_object->plan;
+    _Alignas(BLOCK_ALIGN) unsigned char stack_block[STACK_BLOCK_BYTES];
+    unsigned char *heap_block = NULL, *block = stack_block;
+    CUcontext current = NULL, popped;
+    if (plan->block_bytes > STACK_BLOCK_BYTES) {
+        heap_block = PyMem_Malloc((size_t)plan->block_bytes + BLOCK_ALIGN);
+        if (!heap_block) return PyErr_NoMemory(), -1;
+        block = (unsigned char *)(((uintptr_t)heap_block + BLOCK_ALIGN - 1) & ~(uintptr_t)(BLOCK_ALIGN - 1));
+    }
+    CUresult result = cuda->context_current(&current);
+    int pushed = !result && current != self->context;
+    if (pushed) result = cuda->context_push(self->context);
+    int failed = result ? raise_driver(cuda, "cuCtxPushCurrent", result) : launch_all(self, stream, block);
+    if (pushed && !result) cuda->context_pop(&popped);
+    PyMem_Free(heap_block);
+    return failed;
+}
+
+static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
+    LaunchObject *self = (LaunchObject *)object;
+    const Plan *plan = &self->plan_object->plan;
+    uint64_t leaves[MAX_LEAVES];
+    const ExchangeApi *api = NULL;
+    CUstream stream;
+    if (collect_leaves(self, args, num_args, leaves, &api) || current_stream(self, api, &stream)) return NULL;
+    plan_evaluate(plan, leaves, self->values); /* from here to the launch no Python code runs: `values` is ours */
+    int64_t failed = plan_failed_guard(plan, self->values);
+    if (failed >= 0) return raise_guard(plan, (uint32_t)failed, leaves), NULL;
+    if (launch_in_context(self, stream)) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *launch_leaves(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
+    LaunchObject *self = (LaunchObject *)object;
+    const Plan *plan = &self->plan_object->plan;
+    uint64_t leaves[MAX_LEAVES];
+    const ExchangeApi *api = NULL;
+    char name[512];
+    if (collect_leaves(self, args, num_args, leaves, &api)) return NULL;
+    PyObject *named = PyDict_New();
+    for (uint32_t i = 0; named && i < plan->num_leaves; i++) {
+        uint32_t type = leaf_type(plan, i);
+        PyObject *value = type == TYPE_F32   ? PyFloat_FromDouble((double)as_f32(leaves[i]))
+                          : type == TYPE_F64 ? PyFloat_FromDouble(as_f64(leaves[i]))
+                                             : PyLong_FromLongLong(sign_extend(leaves[i], TYPE_BITS[type]));
+        leaf_name(plan, i, name, sizeof name);
+        if (!value || PyDict_SetItemString(named, name, value)) Py_CLEAR(named);
+        Py_XDECREF(value);
+    }
+    return named;
+}
+
+static PyMethodDef launch_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, "run(*arguments): check, evaluate, launch on the current stream"},
+    {"leaves", (PyCFunction)(void (*)(void))launch_leaves, METH_FASTCALL, "leaves(*arguments) -> dict: what the plan would be evaluated on"},
+    {NULL, NULL, 0, NULL}};
+
+/* ---- module ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *use_errors(PyObject *module, PyObject *args) {
+    PyObject *classes[4], **places[4] = {&input_error, &layout_error, &driver_error, &plan_error};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOO:use_errors", &classes[0], &classes[1], &classes[2], &classes[3])) return NULL;
+    for (int i = 0; i < 4; i++) {
+        PyObject *old = *places[i];
+        Py_INCREF(classes[i]);
+        *places[i] = classes[i];
+        Py_XDECREF(old);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"use_errors", use_errors, METH_VARARGS, "use_errors(input, layout, driver, plan): exception classes to raise"}, {NULL, NULL, 0, NULL}};
+
+static PyObject *not_creatable(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)type, (void)args, (void)kwargs;
+    return PyErr_SetString(PyExc_TypeError, "made by Driver.load"), NULL;
+}
+
+#define TYPE(variable, label, object, create, destroy, methods)                                                        \
+    static PyType_Slot variable##_slots[] = {{Py_tp_new, (void *)create}, {Py_tp_dealloc, (void *)destroy}, {Py_tp_methods, methods}, {0, NULL}}; \
+    static PyType_Spec variable##_spec = {"fa4_kernels._launcher." label, sizeof(object), 0, Py_TPFLAGS_DEFAULT, variable##_slots}
+static PyMethodDef library_methods[] = {{NULL, NULL, 0, NULL}};
+TYPE(driver, "Driver", DriverObject, driver_new, free_object, driver_methods);
+TYPE(library, "Library", LibraryObject, not_creatable, free_object, library_methods);
+TYPE(plan, "Plan", PlanObject, plan_new, plan_dealloc, plan_methods);
+TYPE(launch, "Launch", LaunchObject, launch_new, launch_dealloc, launch_methods);
+
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_launcher", "Loads cubins and launches kernels from launch plans.", -1, module_methods, NULL, NULL, NULL, NULL};
+
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
+    struct { PyObject **place; PyType_Spec *spec; const char *name; } types[4] = {
+        {&driver_type, &driver_spec, "Driver"}, {&library_type, &library_spec, "Library"}, {&plan_type, &plan_spec, "Plan"}, {&launch_type, &launch_spec, "Launch"}};
+    input_error = layout_error = plan_error = PyExc_ValueError, driver_error = PyExc_RuntimeError;
+    Py_INCREF(input_error), Py_INCREF(layout_error), Py_INCREF(driver_error), Py_INCREF(plan_error);
+    if (tensor_names_init()) return NULL;
+    PyObject *module = PyModule_Create(&module_definition);
+    for (int i = 0; module && i < 4; i++) {
+        *types[i].place = PyType_FromSpec(types[i].spec);
+        Py_XINCREF(*types[i].place); /* AddObject takes one, the static variable keeps one */
+        if (!*types[i].place || PyModule_AddObject(module, types[i].name, *types[i].place)) Py_CLEAR(module);
+    }
+    return module;
+}
