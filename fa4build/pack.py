@@ -51,11 +51,16 @@ _DECODER_MEMORY_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One built variant on its way into a pack: its facts and the bytes of cubin (ELF) and launch plan (JSON)."""
+    """One built variant on its way into a pack: its facts and the bytes of cubin (ELF) and launch plan (JSON).
+
+    `dependencies` are the kernel sources it was compiled from, as (relative path, sha256); the SBOM lists them, the
+    pack does not hold them.
+    """
 
     facts: Facts
     cubin: bytes
     plan: bytes
+    dependencies: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ No time and no random serial number: the document is a function of its component
 """
 
 import hashlib
+import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -87,3 +88,12 @@ def sbom_json(
     digest = hashlib.sha256(canonical_json(document).encode()).hexdigest()
     document["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, digest)}"
     return (canonical_json(document) + "\n").encode()
+
+
+def sbom_inputs(sbom: bytes) -> str | None:
+    """The `inputs` an SBOM of ours was written with, or None when it has none."""
+    try:
+        properties = json.loads(sbom)["metadata"]["properties"]
+        return next(item["value"] for item in properties if item["name"] == "fa4build:inputs")
+    except (ValueError, KeyError, TypeError, StopIteration):
+        return None

@@ -1,0 +1,333 @@
+"""The wheels users install: one pack of kernels per target, and the runtime once per host platform.
+
+What is in a wheel, how it is called and what its metadata says. The bytes of the file are wheel_file.py's, the
+payload's are pack.py's and launcher_build.py's. A wheel whose inputs did not change is not built again: a digest over
+them is kept in its SBOM.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fa4build import __version__
+from fa4build.arch import ARCHES, Arch
+from fa4build.errors import WheelError
+from fa4build.launcher_build import (
+    LAUNCHER_FILE,
+    Platform,
+    build_launcher,
+    compiler_version,
+    launcher_sources,
+    platform_named,
+    sources_digest,
+)
+from fa4build.manifest import canonical_json, pack_import_name
+from fa4build.pack import Artifact, build_pack
+from fa4build.runtime.fa4_kernels.abi import ABI_HASH
+from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
+from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes, write_wheel
+
+LICENSE = "Apache-2.0"
+RUNTIME_NAME = "fa4-kernels"
+ENTRY_POINT_GROUP = "fa4_kernels.packs"
+PACK_TAG = "py3-none-any"
+SIZE_LIMIT_BYTES = 100_000_000
+"""What a package index accepts for one file unless asked for more."""
+
+RUNTIME_REQUIRES = ("torch>=2.6",)
+RUNTIME_DIR = Path(__file__).parent / "runtime" / "fa4_kernels"
+
+_PACKING_MODULES = ("manifest.py", "pack.py", "sbom.py", "wheel.py", "wheel_file.py", "launcher_build.py")
+_CLASSIFIERS = (
+    "Environment :: GPU :: NVIDIA CUDA",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: Python :: 3",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenWheel:
+    """A wheel on disk. `is_new` is False when an equal one was there already; size in bytes."""
+
+    path: Path
+    sha256: str
+    size: int
+    is_new: bool
+
+
+def pack_name(arch: Arch) -> str:
+    """The distribution that holds the kernels of one target: `fa4-kernels-sm90a`."""
+    return f"{RUNTIME_NAME}-{arch.name}"
+
+
+def write_pack_wheel(
+    artifacts: Iterable[Artifact],
+    *,
+    arch: Arch,
+    toolchain: Mapping[str, str],
+    out_dir: Path,
+    version: str = __version__,
+    limit_bytes: int = SIZE_LIMIT_BYTES,
+) -> WrittenWheel:
+    """Pack the artifacts of one target into `fa4_kernels_<arch>-<version>-py3-none-any.whl`.
+
+    Args:
+        artifacts: built variants, all for `arch`, at least one.
+        toolchain: name -> version of what compiled them; distributions of the package index under their own names.
+        out_dir: created when missing. The wheel appears there whole or not at all.
+        limit_bytes: refuse a larger wheel.
+
+    Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
+        be larger than the limit.
+    """
+    ordered = sorted(artifacts, key=lambda artifact: artifact.facts.id)
+    _check_targets(ordered, arch)
+    inputs = _digest(
+        {
+            "version": version,
+            "abi": ABI_HASH,
+            "toolchain": dict(toolchain),
+            "packing": _packing_digest(),
+            "artifacts": [_artifact_inputs(artifact) for artifact in ordered],
+        }
+    )
+    name = pack_name(arch)
+    kept = _current(out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl", inputs)
+    if kept is not None:
+        return kept
+    pack = build_pack(ordered, pack=name, version=version, abi=ABI_HASH, toolchain=toolchain)
+    package = pack_import_name(name)
+    source = WheelSource(
+        metadata=_pack_metadata(arch, version, [artifact.facts.id for artifact in ordered]),
+        tag=PACK_TAG,
+        is_pure=True,
+        files={f"{package}/{file}": data for file, data in pack.files().items()},
+        entry_points={ENTRY_POINT_GROUP: {name: package}},
+        licenses={"LICENSE": license_text()},
+        sboms={SBOM_FILE: _pack_sbom(name, version, ordered, toolchain, inputs)},
+    )
+    return _write(source, out_dir, limit_bytes)
+
+
+def write_runtime_wheel(
+    platform: Platform | str,
+    out_dir: Path,
+    *,
+    version: str = __version__,
+    package_dir: Path = RUNTIME_DIR,
+    limit_bytes: int = SIZE_LIMIT_BYTES,
+) -> WrittenWheel:
+    """Build `fa4_kernels-<version>-cp310-abi3-manylinux_2_28_<machine>.whl`: dispatcher and compiled launcher.
+
+    Raises: ToolchainError when the launcher does not compile; WheelError when the platform is unknown, the launcher is
+        not what the tag promises, or the wheel would be larger than the limit.
+    """
+    target = platform_named(platform) if isinstance(platform, str) else platform
+    sources = launcher_sources(package_dir)
+    modules = runtime_modules(package_dir)
+    compiler = compiler_version()
+    inputs = _digest(
+        {
+            "version": version,
+            "platform": target.tag,
+            "packing": _packing_digest(),
+            "launcher": sources_digest(sources),
+            "modules": sources_digest(modules),
+            "ziglang": compiler,
+            "extras": {extra: list(names) for extra, names in runtime_extras().items()},
+        }
+    )
+    tag = f"cp310-abi3-{target.tag}"
+    kept = _current(out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{tag}.whl", inputs)
+    if kept is not None:
+        return kept
+    launcher = build_launcher(sources, target)
+    package = pack_import_name(RUNTIME_NAME)
+    source = WheelSource(
+        metadata=_runtime_metadata(version),
+        tag=tag,
+        is_pure=False,
+        files={
+            **{f"{package}/{name}": data for name, data in modules.items()},
+            f"{package}/{LAUNCHER_FILE}": launcher,
+        },
+        licenses={"LICENSE": license_text()},
+        sboms={SBOM_FILE: _runtime_sbom(version, sources, compiler, inputs)},
+    )
+    return _write(source, out_dir, limit_bytes)
+
+
+def runtime_modules(package_dir: Path) -> dict[str, bytes]:
+    """The Python part of the runtime, by path below its package."""
+    files = [
+        path for path in sorted(package_dir.rglob("*")) if path.suffix in (".py", ".pyi") or path.name == "py.typed"
+    ]
+    return {path.relative_to(package_dir).as_posix(): path.read_bytes() for path in files}
+
+
+def runtime_extras() -> dict[str, tuple[str, ...]]:
+    """`fa4-kernels[sm90]` and so on; `all` for every target. No version: the ABI hash decides whether a pack fits."""
+    extras = {arch.aliases[0]: (pack_name(arch),) for arch in ARCHES}
+    return {**extras, "all": tuple(sorted(pack_name(arch) for arch in ARCHES))}
+
+
+def license_text() -> bytes:
+    """The licence of fa4build and of what it makes, from the checkout or the installed distribution."""
+    checkout = Path(__file__).parent.parent / "LICENSE"
+    if checkout.is_file():
+        return checkout.read_bytes()
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        text = distribution("fa4build").read_text("licenses/LICENSE")
+    except PackageNotFoundError:
+        text = None
+    if text is None:
+        raise WheelError("the licence text of fa4build is missing, so no wheel can carry it. Install fa4build again.")
+    return text.encode()
+
+
+def _write(source: WheelSource, out_dir: Path, limit_bytes: int) -> WrittenWheel:
+    """Write a wheel that is within its limit."""
+    data = wheel_bytes(source)
+    if len(data) > limit_bytes:
+        raise WheelError(
+            f"{source.file_name}: {len(data)} bytes, the limit is {limit_bytes}. "
+            "Select fewer variants, or raise the limit."
+        )
+    path = out_dir / source.file_name
+    is_new = not path.is_file() or path.read_bytes() != data
+    write_wheel(source, out_dir)
+    return WrittenWheel(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), is_new=is_new)
+
+
+def _current(path: Path, inputs: str) -> WrittenWheel | None:
+    """The wheel at `path` if it is whole and was made from these inputs."""
+    if not path.is_file():
+        return None
+    try:
+        if sbom_inputs(read_wheel(path).sbom() or b"") != inputs:
+            return None
+    except WheelError:
+        return None  # damaged: it is written anew
+    data = path.read_bytes()
+    return WrittenWheel(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), is_new=False)
+
+
+def _check_targets(artifacts: Sequence[Artifact], arch: Arch) -> None:
+    """All artifacts are for one target."""
+    wrong = [a.facts.id for a in artifacts if a.facts.target != arch.target]
+    if wrong:
+        raise WheelError(f"{pack_name(arch)}: {', '.join(wrong)}: not for {arch.target}. One pack holds one target.")
+
+
+def _artifact_inputs(artifact: Artifact) -> dict[str, object]:
+    """What of an artifact reaches the wheel."""
+    facts = {name: getattr(artifact.facts, name) for name in artifact.facts.__dataclass_fields__}
+    facts["axes"], facts["tuning"] = dict(artifact.facts.axes), dict(artifact.facts.tuning)
+    facts["evidence"] = artifact.facts.evidence.as_dict()
+    return {
+        **facts,
+        "cubin": hashlib.sha256(artifact.cubin).hexdigest(),
+        "plan": hashlib.sha256(artifact.plan).hexdigest(),
+        "dependencies": artifact.dependencies,
+    }
+
+
+def _packing_digest() -> str:
+    """Digest of the code that decides a wheel's bytes, so that a changed builder never reuses an old wheel."""
+    here = Path(__file__).parent
+    return sources_digest({name: (here / name).read_bytes() for name in _PACKING_MODULES})
+
+
+def _digest(document: object) -> str:
+    """Sha256 of canonical JSON."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+def _pack_metadata(arch: Arch, version: str, ids: Sequence[str]) -> Metadata:
+    """Metadata of a pack: data without requirements, so that any runtime with the same ABI can use it."""
+    capability = ".".join(map(str, arch.compute_capability))
+    description = (
+        f"# {pack_name(arch)}\n\n"
+        f"FlashAttention-4 kernels for NVIDIA GPUs of compute capability {capability} ({arch.target}), compiled "
+        f"ahead of time. Data only: the package `{RUNTIME_NAME}` finds and launches them.\n\n"
+        f"    pip install {RUNTIME_NAME}[{arch.aliases[0]}]\n\n"
+        f"Kernels:\n\n" + "".join(f"- `{variant_id}`\n" for variant_id in ids)
+    )
+    return Metadata(
+        name=pack_name(arch),
+        version=version,
+        summary=f"FlashAttention-4 kernels for {arch.target}, compiled ahead of time",
+        description=description,
+        license_expression=LICENSE,
+        classifiers=_CLASSIFIERS,
+    )
+
+
+def _runtime_metadata(version: str) -> Metadata:
+    """Metadata of the runtime: torch, and one extra per target."""
+    extras = runtime_extras()
+    lines = "".join(f"    pip install {RUNTIME_NAME}[{extra}]\n" for extra in extras)
+    description = (
+        f"# {RUNTIME_NAME}\n\n"
+        "FlashAttention-4 without a compiler: kernels are compiled ahead of time and shipped in packs, one per GPU "
+        "target. Nothing is compiled, downloaded or written at run time.\n\n"
+        f"{lines}\n"
+        "    from fa4_kernels import flash_attn_func\n"
+    )
+    return Metadata(
+        name=RUNTIME_NAME,
+        version=version,
+        summary="FlashAttention-4 kernels compiled ahead of time: dispatcher and launcher",
+        description=description,
+        license_expression=LICENSE,
+        classifiers=_CLASSIFIERS,
+        requires=RUNTIME_REQUIRES,
+        extras=extras,
+    )
+
+
+def _pack_sbom(
+    name: str, version: str, artifacts: Sequence[Artifact], toolchain: Mapping[str, str], inputs: str
+) -> bytes:
+    """What a pack was compiled from and by."""
+    sources = sorted({dependency for artifact in artifacts for dependency in artifact.dependencies})
+    parts = [Component(kind="file", name=path, sha256=sha256) for path, sha256 in sources]
+    parts += [Component(kind="file", name=f"rendered/{a.facts.id}.py", sha256=a.facts.source_sha256) for a in artifacts]
+    if len({part.reference for part in parts}) != len(parts):
+        raise WheelError(f"{name}: its kernels were compiled from different versions of one source. Build them again.")
+    tools = [_tool(tool, tool_version) for tool, tool_version in toolchain.items()]
+    return sbom_json(
+        name=name,
+        version=version,
+        license_expression=LICENSE,
+        tools=[*tools, pypi_component("fa4build", __version__)],
+        parts=parts,
+        inputs=inputs,
+    )
+
+
+def _runtime_sbom(version: str, sources: Mapping[str, bytes], compiler: str, inputs: str) -> bytes:
+    """What the launcher was compiled from and by."""
+    parts = [
+        Component(kind="file", name=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in sources.items()
+    ]
+    return sbom_json(
+        name=RUNTIME_NAME,
+        version=version,
+        license_expression=LICENSE,
+        tools=[pypi_component("fa4build", __version__), pypi_component("ziglang", compiler)],
+        parts=parts,
+        inputs=inputs,
+    )
+
+
+def _tool(name: str, version: str) -> Component:
+    """A compiler by name: distributions of the package index have a URL, the assembler inside one has none."""
+    if name.startswith(("nvidia-", "apache-")):
+        return pypi_component(name, version)
+    return Component(kind="application", name=name, version=version)
