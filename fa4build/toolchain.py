@@ -55,13 +55,15 @@ class Distribution:
 class Toolchain:
     """Everything outside the sources that decides what a compile gives.
 
-    `backend` is the compiler flavour (`cu13`), `environment` the whole environment of the compile process as sorted
-    (name, value) pairs, `distributions` sorted by name.
+    `backend` is the compiler flavour (`cu13`), `environment` the environment of the compile process as sorted
+    (name, value) pairs, `distributions` sorted by name. `builder_sha256` is over `fa4build/codegen`: how the compiler
+    is called, and how the launch plan is read from what it made.
     """
 
     dsl_version: str
     backend: str
     distributions: tuple[Distribution, ...]
+    builder_sha256: str
     environment: tuple[tuple[str, str], ...] = ENVIRONMENT
 
 
@@ -96,7 +98,10 @@ def current_toolchain(search_path: Sequence[str] | None = None) -> Toolchain:
             "apache-tvm-ffi is not installed; launch plans are read through it. Run: pip install fa4build"
         )
     return Toolchain(
-        dsl_version=DSL_VERSION, backend=BACKEND, distributions=tuple(found[name] for name in sorted(found))
+        dsl_version=DSL_VERSION,
+        backend=BACKEND,
+        distributions=tuple(found[name] for name in sorted(found)),
+        builder_sha256=tree_sha256(Path(__file__).parent / "codegen"),
     )
 
 
@@ -123,6 +128,15 @@ def record_sha256(record: str) -> str:
     """
     rows = sorted((path, digest) for path, digest, _ in csv.reader(record.splitlines()) if _is_from_wheel(path, digest))
     return hashlib.sha256("\n".join(f"{path},{digest}" for path, digest in rows).encode()).hexdigest()
+
+
+def tree_sha256(directory: Path) -> str:
+    """Digest of the Python files below a directory: their relative paths and contents, wherever it lies."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(directory).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def damaged_files(distribution_name: str, search_path: Sequence[str] | None = None) -> tuple[str, ...]:

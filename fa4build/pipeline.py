@@ -1,0 +1,293 @@
+"""From a selection to finished cache entries: look up, compile what is missing, report.
+
+Nothing is lost when a build is killed: an entry is complete or absent, and the next build goes on where this one
+stopped. A failed variant does not stop the others.
+"""
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fa4build.axes import Variant
+from fa4build.cache import Cache, CacheEntry, key_inputs, key_of
+from fa4build.codegen.compile import TIMEOUT_S, CompileOptions, CompileRequest, Cubin, request_for
+from fa4build.codegen.launch_plan import plan_to_json
+from fa4build.codegen.render import render
+from fa4build.errors import CompileError, Fa4BuildError, NotCachedError
+from fa4build.executors import Executor, Finished, LocalExecutor
+from fa4build.toolchain import Toolchain, current_toolchain
+from fa4build.tuning import tuning_for
+from fa4build.variants import Selection, expand_matrix
+
+_LOCK_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One variant, ready to be looked up or compiled: its key, what went into it, and the compile."""
+
+    name: str
+    key: str
+    inputs: dict
+    request: CompileRequest
+    options: CompileOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one variant.
+
+    Attributes:
+        key: None if it could not even be rendered.
+        seconds: wall time of the compile, 0 if there was none. `cpu_seconds`, `peak_bytes`: what it used.
+        facts: of the cache entry; None if it failed.
+        message, exit_code: of the error; empty and 0 if there was none.
+    """
+
+    name: str
+    key: str | None
+    status: Literal["cached", "compiled", "failed"]
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    facts: dict | None = None
+    message: str = ""
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """The outcomes in the order of the matrix, and the wall time of the whole build."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+    workers: int
+
+    def count(self, status: str) -> int:
+        """How many outcomes have this status."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the first failure, 0 if there is none."""
+        return next((outcome.exit_code for outcome in self.outcomes if outcome.status == "failed"), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Progress of a build: a variant has started to compile (`outcome` is None), or has an outcome."""
+
+    name: str
+    outcome: Outcome | None
+    done: int
+    total: int
+
+
+def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:
+    """Render a variant of our own family and form its key. Raises: RenderError, VariantError."""
+    tuning = tuning_for(variant)
+    source = render(variant, tuning)
+    inputs = key_inputs(source, tuning, toolchain, options)
+    return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
+
+
+def shard(variants: tuple[Variant, ...], index: int, count: int) -> tuple[Variant, ...]:
+    """Every `count`-th variant, the `index`-th part (from 1). The parts are disjoint and together are everything."""
+    return variants[index - 1 :: count]
+
+
+def find_cached(
+    variants: Iterable[Variant],
+    cache: Cache,
+    *,
+    toolchain: Toolchain | None = None,
+    options: CompileOptions | None = None,
+) -> tuple[tuple[Recipe, CacheEntry | None], ...]:
+    """Each variant's recipe with its entry, None if it would have to be compiled. Compiles nothing, writes nothing."""
+    toolchain, options = toolchain or current_toolchain(), options or CompileOptions()
+    recipes = (recipe_for(variant, toolchain, options) for variant in variants)
+    return tuple((recipe, cache.get(recipe.key)) for recipe in recipes)
+
+
+def require_cached(found: Iterable[tuple[Recipe, CacheEntry | None]]) -> tuple[CacheEntry, ...]:
+    """The entries, all of them. Raises: NotCachedError naming what is missing."""
+    found = tuple(found)
+    missing = [recipe.name for recipe, entry in found if entry is None]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise NotCachedError(
+            f"{len(missing)} of {len(found)} variants are not in the cache: {shown}. Run: fa4build matrix"
+        )
+    return tuple(entry for _, entry in found if entry is not None)
+
+
+def build_matrix(
+    selection: Selection,
+    cache: Cache,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    *,
+    options: CompileOptions | None = None,
+    timeout_s: float = TIMEOUT_S,
+    allow_spills: bool = False,
+    part: tuple[int, int] = (1, 1),
+) -> BuildReport:
+    """Bring every selected variant into the cache.
+
+    Args:
+        jobs: compiles at a time; default: one a core, as memory allows.
+        on_event: called for each variant that starts to compile, and for each outcome.
+        allow_spills: whether a kernel whose registers spill to memory passes.
+        part: (index, count): only this part of the matrix, see `shard`.
+    Raises: VariantError, NothingSelectedError; ToolchainError if the compiler is missing or cannot run. What goes wrong
+        with one variant is an outcome.
+    """
+    variants = shard(expand_matrix(selection), *part)
+    toolchain = current_toolchain()
+    with LocalExecutor(toolchain, jobs=jobs, timeout_s=timeout_s) as executor:
+        build = Build(cache=cache, executor=executor, on_event=on_event, allow_spills=allow_spills, total=len(variants))
+        return build.run(variants, lambda variant: recipe_for(variant, toolchain, options or CompileOptions()))
+
+
+@dataclass(slots=True, kw_only=True)
+class Build:
+    """One build under way. Works for any family: what it gets is a way from a variant to a recipe."""
+
+    cache: Cache
+    executor: Executor
+    total: int
+    on_event: Callable[[Event], None] | None = None
+    allow_spills: bool = False
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _waiting: deque[Recipe] = field(default_factory=deque)
+    _running: dict[int, tuple[Recipe, Callable[[], None]]] = field(default_factory=dict)
+
+    def run(self, variants: Iterable[Variant], recipe_of: Callable[[Variant], Recipe]) -> BuildReport:
+        """Look everything up, then compile what is missing."""
+        started = time.monotonic()
+        names = []
+        for variant in variants:
+            names.append(variant.id)
+            self._look_up(variant, recipe_of)
+        try:
+            while self._waiting or self._running:
+                self._start_compiles()
+                if self._running:
+                    self._finish(self.executor.wait())
+                elif self._waiting:  # other processes are compiling all that is left
+                    time.sleep(_LOCK_RETRY_S)
+        finally:
+            for _, release in self._running.values():
+                release()
+        return BuildReport(
+            outcomes=tuple(self._outcomes[name] for name in names),
+            seconds=time.monotonic() - started,
+            workers=self.executor.capacity,
+        )
+
+    def _look_up(self, variant: Variant, recipe_of: Callable[[Variant], Recipe]) -> None:
+        try:
+            recipe = recipe_of(variant)
+        except Fa4BuildError as error:
+            self._note(
+                Outcome(name=variant.id, key=None, status="failed", message=str(error), exit_code=error.exit_code)
+            )
+            return
+        entry = self.cache.get(recipe.key)
+        if entry is None:
+            self._waiting.append(recipe)
+        else:
+            self._note(self._judged(recipe, entry, "cached"))
+
+    def _start_compiles(self) -> None:
+        """Fill the executor. A key that another process holds goes to the end: it is probably cached when we return."""
+        for _ in range(len(self._waiting)):
+            if len(self._running) >= self.executor.capacity:
+                return
+            recipe = self._waiting.popleft()
+            release = self.cache.try_lock(recipe.key)
+            if release is None:
+                self._waiting.append(recipe)
+                continue
+            entry = self.cache.get(recipe.key)  # again: it may have been made while we waited
+            if entry is not None:
+                release()
+                self._note(self._judged(recipe, entry, "cached"))
+                continue
+            job = self.executor.submit(recipe.request, recipe.options, self.cache.work_dir(recipe.key))
+            self._running[job] = (recipe, release)
+            self._tell(recipe.name, None)
+
+    def _finish(self, finished: Finished) -> None:
+        recipe, release = self._running.pop(finished.job)
+        try:
+            if isinstance(finished.result, Fa4BuildError):
+                self._note(_failed(recipe, finished.result, seconds=finished.seconds))
+                return
+            entry = store(self.cache, recipe, finished.result)
+            self._note(self._judged(recipe, entry, "compiled", seconds=finished.seconds, cubin=finished.result))
+            shutil.rmtree(self.cache.work_dir(recipe.key), ignore_errors=True)
+        finally:
+            release()
+
+    def _judged(
+        self,
+        recipe: Recipe,
+        entry: CacheEntry,
+        status: Literal["cached", "compiled"],
+        seconds: float = 0.0,
+        cubin: Cubin | None = None,
+    ) -> Outcome:
+        """The outcome of a complete entry: a failure if its registers spill, which nobody wants unknowingly."""
+        spilled = entry.facts["spill_bytes"]
+        if spilled and not self.allow_spills:
+            error = CompileError(
+                f"{recipe.name}: {spilled} bytes of registers spill to memory ({entry.facts['registers']} registers a "
+                "thread). Give the kernel smaller tiles or more registers a role, or pass --allow-spills."
+            )
+            return _failed(recipe, error, seconds=seconds)
+        return Outcome(
+            name=recipe.name,
+            key=recipe.key,
+            status=status,
+            seconds=seconds,
+            cpu_seconds=cubin.cpu_seconds if cubin else 0.0,
+            peak_bytes=cubin.peak_bytes if cubin else 0,
+            facts=dict(entry.facts),
+        )
+
+    def _note(self, outcome: Outcome) -> None:
+        self._outcomes[outcome.name] = outcome
+        self._tell(outcome.name, outcome)
+
+    def _tell(self, name: str, outcome: Outcome | None) -> None:
+        if self.on_event is not None:
+            self.on_event(Event(name=name, outcome=outcome, done=len(self._outcomes), total=self.total))
+
+
+def store(cache: Cache, recipe: Recipe, cubin: Cubin) -> CacheEntry:
+    """Put a finished compile into the cache."""
+    names = ("target", "ptxas", "symbols", "registers", "spill_bytes", "local_bytes", "shared_bytes")
+    facts = {name: getattr(cubin, name) for name in names}
+    facts["symbols"] = list(cubin.symbols)
+    objects = {
+        "cubin": cubin.elf,
+        "plan": plan_to_json(cubin.plan).encode(),
+        "ptx": cubin.ptx.encode(),
+        "log": cubin.log.encode(),
+    }
+    return cache.put(name=recipe.name, inputs=recipe.inputs, facts=facts, objects=objects)
+
+
+def _failed(recipe: Recipe, error: Fa4BuildError, *, seconds: float) -> Outcome:
+    return Outcome(
+        name=recipe.name,
+        key=recipe.key,
+        status="failed",
+        seconds=seconds,
+        message=str(error),
+        exit_code=error.exit_code,
+    )
