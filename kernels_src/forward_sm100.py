@@ -1,0 +1,701 @@
+"""FlashAttention forward for SM100 and SM103: warp roles wired together.
+
+A CTA works on two tiles of 128 query rows at once, so that one tile's softmax runs while the tensor core multiplies for the
+other. Warps 0-3 and 4-7 are the softmax of tile 0 and 1 (a thread owns a row), 8-11 the correction, 12 issues matrix
+products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output accumulators live in tensor memory
+(memory/tmem_layout.py); K and V share a ring of shared-memory slots.
+
+Who waits for whom (arrivals that complete a phase):
+    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product.
+    kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the ring, uses K0 V0 K1 V1 ...
+    s_full[tile] (1): scores complete, and with them every earlier product of the tile.
+    p_ready[tile] (8): first three quarters of P stored (4 softmax warps), O free or rescaled (4 correction warps).
+    p_last[tile] (4): last quarter of P stored.
+    stats_full[tile][warp], stats_empty[tile][warp] (1): rescale factor of the warp's 32 rows written / read.
+    o_full[tile] (1): output accumulator complete.
+    store_full[tile] (4), store_empty[tile] (1): output tile in shared memory / read by the copy engine.
+Every tensor-memory access that crosses threads has its tcgen05 fences; every generic write that the copy engine or the
+tensor core reads has its proxy fence.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.memory as mem
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute import arch
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.utils import LayoutEnum
+
+from kernels_src.masking import causal, seqlen, sliding_window
+from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL, block_range
+from kernels_src.memory.tmem_layout import forward_tmem
+from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
+from kernels_src.pipelines.ring import Cursor
+from kernels_src.scheduling import longest_first, single_tile
+from kernels_src.softmax import correction
+from kernels_src.softmax import score_rows
+
+NUM_THREADS = 512
+TILE_M = 128
+NUM_TILES = 2
+SOFTMAX_WARPS, CORRECTION_WARP, MMA_WARP, STORE_WARP, LOAD_WARP = 8, 8, 12, 13, 14
+WARPS_PER_TILE = 4
+TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
+LOG2_E = 1.4426950408889634
+
+
+class Barriers(NamedTuple):
+    """Shared-memory addresses of the mbarriers; add the tile, the slot, or tile * 4 + warp."""
+
+    q_full: cute.Pointer
+    q_empty: cute.Pointer
+    kv_full: cute.Pointer
+    kv_empty: cute.Pointer
+    s_full: cute.Pointer
+    p_ready: cute.Pointer
+    p_last: cute.Pointer
+    stats_full: cute.Pointer
+    stats_empty: cute.Pointer
+    o_full: cute.Pointer
+    store_full: cute.Pointer
+    store_empty: cute.Pointer
+
+
+class Problem(NamedTuple):
+    """Runtime facts of the launch that every role reads."""
+
+    seqlen_q: Int32
+    seqlen_k: Int32
+    window_left: Int32
+    window_right: Int32
+    scale_log2: Float32
+
+
+class Tiles(NamedTuple):
+    """The order of work: tile counts and divisors (scheduling/)."""
+
+    num_tiles: Int32
+    num_m_blocks: cute.FastDivmodDivisorV2
+    num_heads: cute.FastDivmodDivisorV2
+    group_heads: cute.FastDivmodDivisorV2
+    group_tiles: cute.FastDivmodDivisorV2
+    last_group_heads: cute.FastDivmodDivisorV2
+    last_group: Int32
+    heads_per_kv: cute.FastDivmodDivisorV2
+
+
+class Maps(NamedTuple):
+    """Tensor maps and their coordinate tensors."""
+
+    q: cute.CopyAtom
+    q_coordinates: cute.Tensor
+    k: cute.CopyAtom
+    k_coordinates: cute.Tensor
+    v: cute.CopyAtom
+    v_coordinates: cute.Tensor
+    out: cute.CopyAtom
+    out_coordinates: cute.Tensor
+
+
+def _copy_views(atom, shared, global_parts):
+    """(shared view, global view) for cute.copy of operand tiles: modes (one tile, stage) and (one tile, tile index)."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(global_parts, 0, 3)
+    )
+
+
+class ForwardSm100:
+    """Forward attention, one specialization; calling it is the host function of docs/formats.md section 1.
+
+    Args:
+        symbol: prefix of the device entry, which is `<symbol>_0`.
+        dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out.
+        head_dim, head_dim_v: multiples of 16, at most 128 each (two output tiles must fit tensor memory).
+        mask: "full", "causal" or "local".
+        kv_stages: slots of the ring that K and V share.
+        softmax_registers, correction_registers, other_registers: a thread, multiples of 8.
+        exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
+        rescale_threshold: log2 units, see softmax.conditional_rescaling.
+        order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
+    Raises: ValueError for a combination that cannot run.
+    """
+
+    def __init__(
+        self,
+        *,
+        symbol: str,
+        dtype,
+        head_dim: int,
+        head_dim_v: int,
+        mask: str,
+        tile_n: int = 128,
+        kv_stages: int,
+        softmax_registers: int,
+        correction_registers: int,
+        other_registers: int,
+        exp2_frequency: int,
+        exp2_first_fragment: int,
+        rescale_threshold: float = 8.0,
+        order: str = "natural",
+        persistent: bool = True,
+    ):
+        self.dtype, self.head_dim, self.head_dim_v, self.mask, self.tile_n = dtype, head_dim, head_dim_v, mask, tile_n
+        self.kv_stages = kv_stages
+        self.registers = (softmax_registers, correction_registers, other_registers)
+        self.exp2 = (exp2_frequency, exp2_first_fragment)
+        self.rescale_threshold = rescale_threshold
+        self.order, self.persistent = order, persistent
+        self.tmem = forward_tmem(NUM_TILES, tile_n, head_dim_v)
+        self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Host
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        softmax_scale: Float32,
+        window_left: Int32,
+        window_right: Int32,
+        num_sms: Int32,
+        stream,
+    ):
+        batch, seqlen_q, num_heads, _ = q.shape
+        seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
+        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        layouts = self._smem_layouts(mma_qk, mma_pv)
+        maps = self._maps(q, k, v, out, mma_qk, mma_pv, layouts)
+        tiles = self._tiles(batch, seqlen_q, seqlen_k, num_heads, num_heads_kv)
+        problem = Problem(
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            window_left=window_left,
+            window_right=window_right,
+            scale_log2=softmax_scale * Float32(LOG2_E),
+        )
+        num_ctas = cutlass.min(tiles.num_tiles, num_sms) if const_expr(self.persistent) else tiles.num_tiles
+        self.kernel(maps, lse, problem, tiles, *layouts).launch(
+            grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), stream=stream
+        )
+
+    def _mma_qk(self):
+        """S = Q K^T: both operands from shared memory. Made anew wherever products are issued: an instruction's
+        accumulate flag is state, and state must not leave a loop of the device code."""
+        return blackwell.make_trivial_tiled_mma(
+            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32,
+            tcgen05.CtaGroup.ONE, (TILE_M, self.tile_n), tcgen05.OperandSource.SMEM,
+        )  # fmt: skip
+
+    def _mma_pv(self):
+        """O += P V: P from tensor memory, V from shared memory with the head dimension contiguous."""
+        return blackwell.make_trivial_tiled_mma(
+            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32,
+            tcgen05.CtaGroup.ONE, (TILE_M, self.head_dim_v), tcgen05.OperandSource.TMEM,
+        )  # fmt: skip
+
+    def _smem_layouts(self, mma_qk, mma_pv):
+        """Shared-memory layouts of (Q tiles, K ring, V ring, O tiles)."""
+        qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
+        return (
+            blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, NUM_TILES),
+            blackwell.make_smem_layout_b(mma_qk, qk_tile, self.dtype, self.kv_stages),
+            blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.kv_stages),
+            blackwell.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
+        )
+
+    def _maps(self, q, k, v, out, mma_qk, mma_pv, layouts):
+        """Tensor maps over (sequence, dim, head, batch); V as (dim, sequence, head, batch)."""
+
+        def reordered(tensor, modes):
+            return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
+
+        def one_stage(layout):
+            return cute.select(layout, mode=[0, 1, 2])
+
+        rows = [1, 3, 2, 0]
+        qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        cluster = cute.tiled_divide(cute.make_layout((1, 1, 1)), (mma_qk.thr_id.shape,)).shape
+        q_map = cute.nvgpu.make_tiled_tma_atom_A(load, reordered(q, rows), one_stage(layouts[0]), qk_tile, mma_qk, cluster)
+        k_map = cute.nvgpu.make_tiled_tma_atom_B(load, reordered(k, rows), one_stage(layouts[1]), qk_tile, mma_qk, cluster)
+        v_map = cute.nvgpu.make_tiled_tma_atom_B(
+            load, reordered(v, [3, 1, 2, 0]), one_stage(layouts[2]), pv_tile, mma_pv, cluster
+        )
+        out_map = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(),
+            reordered(out, rows),
+            cute.select(layouts[3], mode=[0, 1]),
+            (TILE_M, self.head_dim_v),
+        )
+        return Maps(*q_map, *k_map, *v_map, *out_map)
+
+    def _tiles(self, batch, seqlen_q, seqlen_k, num_heads, num_heads_kv):
+        """Tile counts and fast divisors of the schedule; a "tile" here is the pair of Q tiles of one CTA."""
+        divisor = cute.FastDivmodDivisorV2
+        num_m_blocks = cute.ceil_div(seqlen_q, NUM_TILES * TILE_M)
+        num_tiles = num_m_blocks * num_heads * batch
+        kv_bytes = seqlen_k.to(Int64) * ((self.head_dim + self.head_dim_v) * self.dtype.width // 8)
+        group = longest_first.heads_per_group(kv_bytes, num_heads, num_heads_kv, batch).to(Int32)
+        last_group = (num_heads * batch - 1) // group
+        return Tiles(
+            num_tiles=num_tiles,
+            num_m_blocks=divisor(num_m_blocks),
+            num_heads=divisor(num_heads),
+            group_heads=divisor(group),
+            group_tiles=divisor(group * num_m_blocks),
+            last_group_heads=divisor(num_heads * batch - last_group * group),
+            last_group=last_group,
+            heads_per_kv=divisor(num_heads // num_heads_kv),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------
+    # Device
+
+    @cute.kernel
+    def kernel(
+        self,
+        maps: Maps,
+        lse: cute.Tensor,
+        problem: Problem,
+        tiles: Tiles,
+        q_layout: cute.ComposedLayout,
+        k_layout: cute.ComposedLayout,
+        v_layout: cute.ComposedLayout,
+        o_layout: cute.ComposedLayout,
+    ):
+        smem = mem.SmemAllocator()
+        bars = self._allocate_barriers(smem)
+        tmem_pointer = smem.allocate_array(Int32, 1)
+        # Rescale factors, then row sums, of both tiles; row maxima behind them.
+        stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, NUM_TILES, 2)), byte_alignment=16)
+        sO = smem.allocate_tensor(self.dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
+        sQ = smem.allocate_tensor(self.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
+        ring = smem.allocate_array(self.dtype, self._slot_elements() * self.kv_stages, byte_alignment=1024)
+        sK = cute.make_tensor(cute.recast_ptr(ring, k_layout.inner, dtype=self.dtype), k_layout.outer)
+        sV = cute.make_tensor(cute.recast_ptr(ring, v_layout.inner, dtype=self.dtype), v_layout.outer)
+
+        warp = arch.make_warp_uniform(arch.warp_idx())
+        if warp == MMA_WARP:
+            self._init_barriers(bars)
+            arch.alloc_tmem(self.tmem.num_columns, tmem_pointer)
+        if warp == LOAD_WARP:
+            for tensor_map in (maps.q, maps.k, maps.v, maps.out):
+                cpasync.prefetch_descriptor(tensor_map)
+        fence_before_arrive()
+        arch.sync_threads()
+        fence_after_wait()
+        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
+        scores = [accumulator_at(mma_qk, (TILE_M, self.tile_n), tmem, c) for c in self.tmem.scores]
+        outputs = [accumulator_at(mma_pv, (TILE_M, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
+
+        if warp < SOFTMAX_WARPS:
+            arch.setmaxregister_increase(self.registers[0])
+            if warp < WARPS_PER_TILE:
+                self._softmax_role(0, bars, stats, scores[0], problem, tiles)
+            else:
+                self._softmax_role(1, bars, stats, scores[1], problem, tiles)
+        elif warp < MMA_WARP:
+            arch.setmaxregister_decrease(self.registers[1])
+            self._correction_role(bars, stats, outputs, sO, lse, problem, tiles)
+        else:
+            arch.setmaxregister_decrease(self.registers[2])
+            if warp == MMA_WARP:
+                probabilities = [
+                    operand_a_at(mma_pv, (TILE_M, self.tile_n), tmem, c, self.dtype) for c in self.tmem.probabilities
+                ]
+                self._mma_role(bars, sQ, sK, sV, scores, probabilities, outputs, problem, tiles)
+            elif warp == LOAD_WARP:
+                self._load_role(bars, maps, sQ, sK, sV, problem, tiles)
+            elif warp == STORE_WARP:
+                self._store_role(bars, maps, sO, problem, tiles)
+        fence_before_arrive()
+        arch.sync_threads()
+        fence_after_wait()
+        if warp == MMA_WARP:
+            arch.relinquish_tmem_alloc_permit()
+            arch.dealloc_tmem(tmem, self.tmem.num_columns)
+
+    def _slot_elements(self):
+        """Elements of a ring slot: K tiles and V tiles take turns in it."""
+        return self.tile_n * max(self.head_dim, self.head_dim_v)
+
+    def _barrier_counts(self):
+        """(number of barriers, arrivals a phase) for each field of Barriers."""
+        return (
+            (NUM_TILES, 1), (NUM_TILES, 1), (self.kv_stages, 1), (self.kv_stages, 1), (NUM_TILES, 1),
+            (NUM_TILES, 2 * WARPS_PER_TILE), (NUM_TILES, WARPS_PER_TILE),
+            (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES * WARPS_PER_TILE, 1),
+            (NUM_TILES, 1), (NUM_TILES, WARPS_PER_TILE), (NUM_TILES, 1),
+        )  # fmt: skip
+
+    def _allocate_barriers(self, smem):
+        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
+
+    @cute.jit
+    def _init_barriers(self, bars: Barriers):
+        with arch.elect_one():
+            for field, (number, arrivals) in zip(bars, self._barrier_counts(), strict=True):
+                for i in range(number):
+                    arch.mbarrier_init(field + i, arrivals)
+        arch.mbarrier_init_fence()
+
+    @cute.jit
+    def _tile_at(self, index, tiles: Tiles):
+        """(pair of Q tiles, head, batch) of work item `index`."""
+        if const_expr(self.order == "longest_first"):
+            return longest_first.tile_at(
+                index, tiles.num_m_blocks.divisor, tiles.num_heads, tiles.group_heads, tiles.group_tiles,
+                tiles.last_group, tiles.last_group_heads,
+            )  # fmt: skip
+        return single_tile.tile_at(index, tiles.num_m_blocks, tiles.num_heads)
+
+    @cute.jit
+    def _blocks(self, m_block, problem: Problem):
+        """Key blocks of a pair of Q tiles, the same for every role."""
+        return block_range(
+            m_block,
+            tile_m=NUM_TILES * TILE_M,
+            tile_n=self.tile_n,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            mask=self.mask,
+            window_left=problem.window_left,
+            window_right=problem.window_right,
+        )
+
+    # --- load -------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _load_role(self, bars, maps, sQ, sK, sV, problem, tiles):
+        """Warp 14: K0 Q0 Q1 V0 K1 V1 ... of every tile; the whole warp runs along, the DSL elects for each copy."""
+        index, turn, slot = arch.block_idx()[0], Int32(0), Cursor(Int32(0), Int32(0))
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            blocks = self._blocks(tile.m_block, problem)
+            kv_head = tile.head // tiles.heads_per_kv
+            thread_qk, thread_pv = self._mma_qk().get_slice(0), self._mma_pv().get_slice(0)
+            gQ = cute.local_tile(maps.q_coordinates, (TILE_M, self.head_dim), (None, 0, tile.head, tile.batch))
+            gK = cute.local_tile(maps.k_coordinates, (self.tile_n, self.head_dim), (None, 0, kv_head, tile.batch))
+            gV = cute.local_tile(maps.v_coordinates, (self.head_dim_v, self.tile_n), (0, None, kv_head, tile.batch))
+            qs, gQ = _copy_views(maps.q, sQ, thread_qk.partition_A(gQ))
+            ks, gK = _copy_views(maps.k, sK, thread_qk.partition_B(gK))
+            vs, gV = _copy_views(maps.v, sV, thread_pv.partition_B(gV))
+            block = blocks.end - 1
+            self._fill_slot(bars, maps.k, gK[None, block], ks, slot, self.tile_n * self.head_dim)
+            for i in cutlass.range_constexpr(NUM_TILES):
+                arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
+                with arch.elect_one():
+                    arch.mbarrier_arrive_and_expect_tx(bars.q_full + i, TILE_M * self.head_dim * self.dtype.width // 8)
+                cute.copy(maps.q, gQ[None, tile.m_block * NUM_TILES + i], qs[None, i], tma_bar_ptr=bars.q_full + i)
+            slot = slot.next(self.kv_stages)
+            self._fill_slot(bars, maps.v, gV[None, block], vs, slot, self.tile_n * self.head_dim_v)
+            slot = slot.next(self.kv_stages)
+            block = block - 1
+            while block >= blocks.begin:
+                self._fill_slot(bars, maps.k, gK[None, block], ks, slot, self.tile_n * self.head_dim)
+                slot = slot.next(self.kv_stages)
+                self._fill_slot(bars, maps.v, gV[None, block], vs, slot, self.tile_n * self.head_dim_v)
+                slot = slot.next(self.kv_stages)
+                block = block - 1
+            turn = turn + 1
+            index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _fill_slot(self, bars, atom, source, target, slot, elements: cutlass.Constexpr[int]):
+        """Copy one K or V tile into a slot of the ring once its last reader is done."""
+        arch.mbarrier_wait(bars.kv_empty + slot.stage, slot.phase ^ 1)
+        with arch.elect_one():
+            arch.mbarrier_arrive_and_expect_tx(bars.kv_full + slot.stage, elements * self.dtype.width // 8)
+        cute.copy(atom, source, target[None, slot.stage], tma_bar_ptr=bars.kv_full + slot.stage)
+
+    # --- matrix products --------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _mma_role(self, bars, sQ, sK, sV, scores, probabilities, outputs, problem, tiles):
+        """Warp 12: S = Q K^T of the next block goes out right behind O += P V of the same tile's last one."""
+        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
+        index, turn, block_count = arch.block_idx()[0], Int32(0), Int32(0)
+        k_slot = Cursor(Int32(0), Int32(0))
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            blocks = self._blocks(tile.m_block, problem)
+            self._wait_slot(bars, k_slot)
+            for i in cutlass.range_constexpr(NUM_TILES):
+                arch.mbarrier_wait(bars.q_full + i, turn & 1)
+                self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
+            commit(bars.kv_empty + k_slot.stage)
+            v_slot = k_slot.next(self.kv_stages)
+            accumulate = cutlass.Boolean(False)
+            remaining = blocks.end - 1 - blocks.begin
+            while remaining > 0:
+                k_slot = v_slot.next(self.kv_stages)
+                self._wait_slot(bars, v_slot)
+                for i in cutlass.range_constexpr(NUM_TILES):
+                    self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
+                    if const_expr(i == NUM_TILES - 1):
+                        commit(bars.kv_empty + v_slot.stage)
+                    if const_expr(i == 0):
+                        self._wait_slot(bars, k_slot)
+                    self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
+                commit(bars.kv_empty + k_slot.stage)
+                accumulate = cutlass.Boolean(True)
+                v_slot = k_slot.next(self.kv_stages)
+                block_count = block_count + 1
+                remaining = remaining - 1
+            for i in cutlass.range_constexpr(NUM_TILES):
+                commit(bars.q_empty + i)
+            self._wait_slot(bars, v_slot)
+            for i in cutlass.range_constexpr(NUM_TILES):
+                self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
+                commit(bars.o_full + i)
+            commit(bars.kv_empty + v_slot.stage)
+            k_slot = v_slot.next(self.kv_stages)
+            block_count = block_count + 1
+            turn = turn + 1
+            index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _wait_slot(self, bars, slot):
+        arch.mbarrier_wait(bars.kv_full + slot.stage, slot.phase)
+
+    @cute.jit
+    def _multiply_qk(self, bars, accumulator, fQ, fK, i: cutlass.Constexpr[int], slot):
+        """S[i] = Q[i] K^T."""
+        multiply(self._mma_qk(), accumulator, fQ[None, None, None, i], fK[None, None, None, slot.stage], 0, self.head_dim // 16, False)
+        commit(bars.s_full + i)
+
+    @cute.jit
+    def _multiply_pv(self, bars, accumulator, fP, fV, i: cutlass.Constexpr[int], slot, block_count, accumulate):
+        """O[i] (+)= P[i] V, starting when three quarters of P are there."""
+        steps = self.tile_n // 16
+        early = steps * 3 // 4
+        values = fV[None, None, None, slot.stage]
+        arch.mbarrier_wait(bars.p_ready + i, block_count & 1)
+        fence_after_wait()
+        multiply(self._mma_pv(), accumulator, fP, values, 0, early, accumulate)
+        arch.mbarrier_wait(bars.p_last + i, block_count & 1)
+        fence_after_wait()
+        multiply(self._mma_pv(), accumulator, fP, values, early, steps, True)
+
+    # --- softmax ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _softmax_role(self, i: cutlass.Constexpr[int], bars, stats, scores, problem, tiles):
+        """Warps 4 i .. 4 i + 3: thread t owns row t of Q tile i."""
+        row = arch.thread_idx()[0] % TILE_M
+        index, block_count, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            blocks = self._blocks(tile.m_block, problem)
+            begin, end = self._visible(tile.m_block * (NUM_TILES * TILE_M) + i * TILE_M + row, problem)
+            block = blocks.end - 1
+            reference, total = self._softmax_block(
+                i, bars, stats, scores, problem, row, block, begin, end, -Float32.inf, Float32(0.0),
+                block_count, stats_count, True, self.mask == LOCAL, True,
+            )  # fmt: skip
+            block = block - 1
+            block_count = block_count + 1
+            if const_expr(self.mask != FULL):
+                while block >= blocks.inner_end:
+                    reference, total = self._softmax_block(
+                        i, bars, stats, scores, problem, row, block, begin, end, reference, total,
+                        block_count, stats_count, False, self.mask == LOCAL, True,
+                    )  # fmt: skip
+                    block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
+            while block >= blocks.inner_begin:
+                reference, total = self._softmax_block(
+                    i, bars, stats, scores, problem, row, block, begin, end, reference, total,
+                    block_count, stats_count, False, False, False,
+                )  # fmt: skip
+                block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
+            if const_expr(self.mask == LOCAL):
+                while block >= blocks.begin:
+                    reference, total = self._softmax_block(
+                        i, bars, stats, scores, problem, row, block, begin, end, reference, total,
+                        block_count, stats_count, False, True, False,
+                    )  # fmt: skip
+                    block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
+            self._send_stats(i, bars, stats, row, stats_count, total, reference, True)
+            stats_count = stats_count + 1
+            index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _visible(self, row, problem: Problem):
+        """[begin, end) of the keys that a query row sees."""
+        begin = Int32(0)
+        if const_expr(self.mask == FULL):
+            end = seqlen.visible_end(problem.seqlen_k)
+        elif const_expr(self.mask == CAUSAL):
+            end = cutlass.min(causal.visible_end(row, problem.seqlen_q, problem.seqlen_k), problem.seqlen_k)
+        else:
+            begin = sliding_window.visible_begin(row, problem.seqlen_q, problem.seqlen_k, problem.window_left)
+            end = sliding_window.visible_end(row, problem.seqlen_q, problem.seqlen_k, problem.window_right)
+        return begin, end
+
+    @cute.jit
+    def _softmax_block(
+        self, i: cutlass.Constexpr[int], bars, stats, scores, problem, row, block, begin, end, reference, total,
+        block_count, stats_count, is_first: cutlass.Constexpr[bool], has_begin: cutlass.Constexpr[bool],
+        has_end: cutlass.Constexpr[bool],
+    ):  # fmt: skip
+        """S -> P of one block; returns the row's new (reference, sum)."""
+        arch.mbarrier_wait(bars.s_full + i, block_count & 1)
+        fence_after_wait()
+        load, source = correction.row_copies(scores, score_rows.FRAGMENT, row, False)
+        values = cute.make_rmem_tensor((self.tile_n,), Float32)
+        for piece in cutlass.range_constexpr(self.tile_n // score_rows.FRAGMENT):
+            target = cute.make_tensor(values.iterator + piece * score_rows.FRAGMENT, cute.make_layout(((score_rows.FRAGMENT, 1), 1)))
+            cute.copy(load, source[None, None, piece], target)
+        arch.fence_view_async_tmem_load()
+        first_key = block * self.tile_n
+        score_rows.mask_row(values, begin - first_key, end - first_key, has_begin, has_end)
+        if const_expr(is_first):
+            reference = score_rows.row_max(values)
+            factor = Float32(0.0)
+        else:
+            reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
+            self._send_stats(i, bars, stats, row, stats_count, factor, reference, False)
+        safe = Float32(0.0) if reference == -Float32.inf else reference
+        self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
+        return reference, total * factor + score_rows.row_sum(values)
+
+    @cute.jit
+    def _store_probabilities(self, i: cutlass.Constexpr[int], bars, scores, values, row, reference_log2, scale_log2):
+        """exp2 and conversion a fragment at a time, into the upper half of the score columns."""
+        half = score_rows.FRAGMENT // 2
+        packed = cute.make_tensor(
+            scores.iterator + self.tile_n // 2,
+            cute.make_layout(((TILE_M, self.tile_n // 2), 1, 1), stride=((TMEM_LANE, 1), 0, 0)),
+        )
+        store, target = correction.row_copies(packed, half, row, True)
+        pieces = self.tile_n // score_rows.FRAGMENT
+        for piece in cutlass.range_constexpr(pieces):
+            score_rows.probabilities(values, piece * score_rows.FRAGMENT, reference_log2, scale_log2, *self.exp2)
+            converted = cute.make_rmem_tensor((score_rows.FRAGMENT,), self.dtype)
+            chunk = cute.make_tensor(values.iterator + piece * score_rows.FRAGMENT, cute.make_layout(score_rows.FRAGMENT))
+            converted.store(chunk.load().to(self.dtype))
+            words = cute.recast_tensor(converted, Float32)
+            cute.copy(store, cute.make_tensor(words.iterator, cute.make_layout(((half, 1), 1))), target[None, None, piece])
+            if const_expr(piece >= pieces * 3 // 4 - 1):
+                arch.fence_view_async_tmem_store()
+                fence_before_arrive()
+                if const_expr(piece == pieces * 3 // 4 - 1):
+                    self._arrive_warp(bars.p_ready + i)
+                else:
+                    self._arrive_warp(bars.p_last + i)
+
+    @cute.jit
+    def _arrive_warp(self, barrier):
+        """One arrival for the whole warp, after all its lanes."""
+        arch.sync_warp()
+        with arch.elect_one():
+            arch.mbarrier_arrive(barrier)
+
+    @cute.jit
+    def _send_stats(self, i: cutlass.Constexpr[int], bars, stats, row, count, value, reference, is_last: cutlass.Constexpr[bool]):
+        """Hand a row's rescale factor, or at the end its sum and reference, to the correction warp of the same rows."""
+        place = i * WARPS_PER_TILE + row // 32
+        arch.mbarrier_wait(bars.stats_empty + place, (count & 1) ^ 1)
+        stats[row, i, 0] = value
+        if const_expr(is_last):
+            stats[row, i, 1] = reference
+        self._arrive_warp(bars.stats_full + place)
+
+    # --- correction -------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _correction_role(self, bars, stats, outputs, sO, lse, problem, tiles):
+        """Warps 8 - 11: thread t owns row t of both Q tiles."""
+        row = arch.thread_idx()[0] % TILE_M
+        index, turn, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            blocks = self._blocks(tile.m_block, problem)
+            for i in cutlass.range_constexpr(NUM_TILES):
+                self._arrive_warp(bars.p_ready + i)
+            remaining = blocks.end - 1 - blocks.begin
+            while remaining > 0:
+                for i in cutlass.range_constexpr(NUM_TILES):
+                    factor, _ = self._receive_stats(i, bars, stats, row, stats_count)
+                    if arch.vote_any_sync(factor < Float32(1.0)):
+                        fence_after_wait()
+                        correction.rescale(outputs[i], factor, row)
+                        fence_before_arrive()
+                    self._arrive_warp(bars.p_ready + i)
+                stats_count = stats_count + 1
+                remaining = remaining - 1
+            for i in cutlass.range_constexpr(NUM_TILES):
+                total, reference = self._receive_stats(i, bars, stats, row, stats_count)
+                arch.mbarrier_wait(bars.o_full + i, turn & 1)
+                fence_after_wait()
+                arch.mbarrier_wait(bars.store_empty + i, (turn & 1) ^ 1)
+                self._write_output(outputs[i], sO, i, row, correction.final_factor(total))
+                fence_before_arrive()
+                arch.fence_proxy("async.shared", space="cta")
+                self._arrive_warp(bars.store_full + i)
+                query = (tile.m_block * NUM_TILES + i) * TILE_M + row
+                if query < problem.seqlen_q:
+                    lse[tile.batch, tile.head, query] = correction.log_sum_exp(reference, total, problem.scale_log2)
+            stats_count = stats_count + 1
+            turn = turn + 1
+            index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _receive_stats(self, i: cutlass.Constexpr[int], bars, stats, row, count):
+        place = i * WARPS_PER_TILE + row // 32
+        arch.mbarrier_wait(bars.stats_full + place, count & 1)
+        value, reference = stats[row, i, 0], stats[row, i, 1]
+        self._arrive_warp(bars.stats_empty + place)
+        return value, reference
+
+    @cute.jit
+    def _write_output(self, accumulator, sO, i: cutlass.Constexpr[int], row, factor):
+        """O * factor in the output type to the swizzled shared tile, 16 bytes a store."""
+        load, source = correction.row_copies(accumulator, correction.RESCALE_COLUMNS, row, False)
+        for piece in cutlass.range_constexpr(self.head_dim_v // correction.RESCALE_COLUMNS):
+            values = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), Float32)
+            cute.copy(load, source[None, None, piece],
+                      cute.make_tensor(values.iterator, cute.make_layout(((correction.RESCALE_COLUMNS, 1), 1))))
+            arch.fence_view_async_tmem_load()
+            for j in cutlass.range_constexpr(0, correction.RESCALE_COLUMNS, 2):
+                values[j], values[j + 1] = arch.mul_packed_f32x2((values[j], values[j + 1]), (factor, factor))
+            converted = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), self.dtype)
+            converted.store(values.load().to(self.dtype))
+            line = cute.local_tile(sO[row, None, i], (correction.RESCALE_COLUMNS,), (piece,))
+            cute.autovec_copy(converted, line)
+
+    # --- store ------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _store_role(self, bars, maps, sO, problem, tiles):
+        """Warp 13: output tiles to global memory; the tensor map clips rows beyond the sequence."""
+        index, turn = arch.block_idx()[0], Int32(0)
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            gO = cute.local_tile(maps.out_coordinates, (TILE_M, self.head_dim_v), (None, 0, tile.head, tile.batch))
+            shared, target = cpasync.tma_partition(
+                maps.out, 0, cute.make_layout(1), cute.group_modes(sO, 0, 2), cute.group_modes(gO, 0, 2)
+            )
+            for i in cutlass.range_constexpr(NUM_TILES):
+                arch.mbarrier_wait(bars.store_full + i, turn & 1)
+                with arch.elect_one():
+                    cute.copy(maps.out, shared[None, i], target[None, tile.m_block * NUM_TILES + i])
+                    arch.cp_async_bulk_commit_group()
+            for i in cutlass.range_constexpr(NUM_TILES):
+                with arch.elect_one():
+                    arch.cp_async_bulk_wait_group(NUM_TILES - 1 - i, read=True)
+                    arch.mbarrier_arrive(bars.store_empty + i)
+            turn = turn + 1
+            index = index + arch.grid_dim()[0]
+        with arch.elect_one():
+            arch.cp_async_bulk_wait_group(0, read=False)
