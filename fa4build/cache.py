@@ -274,9 +274,9 @@ class Cache:
             return None
         return lock.release
 
-    def work_dir(self, key: str) -> Path:
+    def work_dir(self, name: str, key: str) -> Path:
         """Where the compile of a key works, and leaves source and log if it fails. Not made here."""
-        return self.root / "work" / key
+        return self.root / "work" / f"{name}-{key[:16]}"
 
     def prune(self, *, max_age_s: float = math.inf, max_bytes: float = math.inf, now: float | None = None) -> Pruned:
         """Remove entries not used for `max_age_s`, then the longest unused ones until at most `max_bytes` are left.

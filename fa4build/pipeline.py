@@ -217,7 +217,7 @@ class Build:
                 release()
                 self._note(self._judged(recipe, entry, "cached"))
                 continue
-            job = self.executor.submit(recipe.request, recipe.options, self.cache.work_dir(recipe.key))
+            job = self.executor.submit(recipe.request, recipe.options, self.cache.work_dir(recipe.name, recipe.key))
             self._running[job] = (recipe, release)
             self._tell(recipe.name, None)
 
@@ -229,7 +229,7 @@ class Build:
                 return
             entry = store(self.cache, recipe, finished.result)
             self._note(self._judged(recipe, entry, "compiled", seconds=finished.seconds, cubin=finished.result))
-            shutil.rmtree(self.cache.work_dir(recipe.key), ignore_errors=True)
+            shutil.rmtree(self.cache.work_dir(recipe.name, recipe.key), ignore_errors=True)
         finally:
             release()
 
