@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,8 +140,8 @@ def build_launcher(sources: Mapping[str, bytes], platform: Platform, *, unit: st
 def check_launcher(elf: bytes, platform: Platform, *, module: str = "_launcher") -> None:
     """Prove that a shared object is what the platform tag promises.
 
-    Machine, no run path, only glibc libraries needed, no glibc symbol newer than 2.28, one exported symbol
-    (the module's init function), and no libpython: the interpreter provides the limited API.
+    Machine, no run path, only glibc libraries needed, no glibc symbol newer than 2.28, no symbol from nowhere, one
+    exported symbol (the module's init function), and no libpython: the interpreter provides the limited API.
 
     Raises: WheelError naming the first property that does not hold.
     """
@@ -156,6 +156,7 @@ def check_launcher(elf: bytes, platform: Platform, *, module: str = "_launcher")
         run_paths = [tag.entry.d_tag for tag in dynamic.iter_tags() if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH")]
         symbols = list(file.get_section_by_name(".dynsym").iter_symbols())
         versions = _needed_versions(file)
+        homeless = _unversioned_undefined(file, symbols)
     except (ELFError, AttributeError) as error:
         raise WheelError(f"launcher for {platform.tag}: no shared object ({error}).") from error
     exported = [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and s["st_info"]["bind"] != "STB_LOCAL"]
@@ -166,6 +167,7 @@ def check_launcher(elf: bytes, platform: Platform, *, module: str = "_launcher")
     _require(not strange, platform, f"needs {', '.join(strange)}; allowed: glibc's own libraries")
     newer = sorted(v for v in versions if not v.startswith("GLIBC_") or _glibc_version(v) > _GLIBC)
     _require(not newer, platform, f"needs symbol versions {', '.join(newer)}; allowed: up to GLIBC_2.28")
+    _require(not homeless, platform, f"needs {', '.join(homeless)}, which neither Python nor glibc has")
     _require(exported == [f"PyInit_{module}"], platform, f"exports {exported}; allowed: PyInit_{module} alone")
 
 
@@ -181,6 +183,21 @@ def _needed_versions(file: object) -> set[str]:
     if section is None:
         return set()
     return {version.name for _, versions in section.iter_versions() for version in versions}
+
+
+def _unversioned_undefined(file: object, symbols: Sequence[object]) -> list[str]:
+    """Undefined names that no library is named for and that are not the interpreter's. Weak ones may stay undefined."""
+    section = file.get_section_by_name(".gnu.version")
+    entries = [None] * len(symbols) if section is None else [symbol.entry["ndx"] for symbol in section.iter_symbols()]
+    wanted = [
+        symbol.name
+        for symbol, version in zip(symbols, entries, strict=True)
+        # pyelftools gives a number for a version of a needed library, a name otherwise
+        if not isinstance(version, int)
+        and symbol["st_shndx"] == "SHN_UNDEF"
+        and symbol["st_info"]["bind"] == "STB_GLOBAL"
+    ]
+    return [name for name in wanted if not name.startswith(("Py", "_Py"))]
 
 
 def _glibc_version(name: str) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ typedef struct _object {
     Py_ssize_t ob_refcnt;
     PyTypeObject *ob_type;
 } PyObject;
+struct _longobject;
 typedef struct _ts PyThreadState;
 typedef struct _is PyInterpreterState;
 
@@ -42,6 +43,7 @@ typedef PyObject *(*unaryfunc)(PyObject *);
 typedef PyObject *(*binaryfunc)(PyObject *, PyObject *);
 typedef PyObject *(*ternaryfunc)(PyObject *, PyObject *, PyObject *);
 typedef PyObject *(*reprfunc)(PyObject *);
+typedef PyObject *(*allocfunc)(PyTypeObject *, Py_ssize_t);
 typedef PyObject *(*newfunc)(PyTypeObject *, PyObject *, PyObject *);
 typedef PyObject *(*getter)(PyObject *, void *);
 typedef int (*setter)(PyObject *, PyObject *, void *);
@@ -117,13 +119,14 @@ typedef struct {
 #define Py_TPFLAGS_IMMUTABLETYPE (1UL << 8)
 #define Py_TPFLAGS_BASETYPE (1UL << 10)
 #define Py_TPFLAGS_HAVE_GC (1UL << 14)
-#define Py_TPFLAGS_DEFAULT (1UL << 18)
+#define Py_TPFLAGS_DEFAULT 0UL
 #define Py_TPFLAGS_LONG_SUBCLASS (1UL << 24)
 #define Py_TPFLAGS_LIST_SUBCLASS (1UL << 25)
 #define Py_TPFLAGS_TUPLE_SUBCLASS (1UL << 26)
 #define Py_TPFLAGS_BYTES_SUBCLASS (1UL << 27)
 #define Py_TPFLAGS_UNICODE_SUBCLASS (1UL << 28)
 #define Py_TPFLAGS_DICT_SUBCLASS (1UL << 29)
+#define Py_tp_alloc 47
 #define Py_tp_call 50
 #define Py_tp_clear 51
 #define Py_tp_dealloc 52
@@ -145,6 +148,10 @@ typedef struct {
 #include "limited_functions.h"
 
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
+/* As with PY_SSIZE_T_CLEAN: `#` in a format means Py_ssize_t. */
+#define PyArg_ParseTuple _PyArg_ParseTuple_SizeT
+#define PyArg_ParseTupleAndKeywords _PyArg_ParseTupleAndKeywords_SizeT
+#define Py_BuildValue _Py_BuildValue_SizeT
 #define PyModule_Create(module) PyModule_Create2(module, PYTHON_ABI_VERSION)
 
 #define Py_None (&_Py_NoneStruct)

@@ -1,5 +1,6 @@
 /* Exported functions and objects of the limited API, apart so that a test can lay them over the real declarations. */
 extern PyObject _Py_NoneStruct;
+extern struct _longobject _Py_FalseStruct, _Py_TrueStruct;
 
 extern PyTypeObject PyBool_Type, PyBytes_Type, PyCapsule_Type, PyDict_Type, PyFloat_Type, PyList_Type, PyLong_Type;
 extern PyTypeObject PyTuple_Type, PyType_Type, PyUnicode_Type;
@@ -116,6 +117,7 @@ double PyFloat_AsDouble(PyObject *);
 
 PyObject *PyUnicode_FromString(const char *);
 PyObject *PyUnicode_FromStringAndSize(const char *, Py_ssize_t);
+PyObject *PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *);
 PyObject *PyUnicode_FromFormat(const char *, ...);
 PyObject *PyUnicode_InternFromString(const char *);
 PyObject *PyUnicode_AsUTF8String(PyObject *);
@@ -170,7 +172,9 @@ void *PyCapsule_Import(const char *, int);
 
 PyObject *PyImport_ImportModule(const char *);
 PyObject *PyMemoryView_FromMemory(char *, Py_ssize_t, int);
-PyObject *Py_BuildValue(const char *, ...);
+PyObject *_Py_BuildValue_SizeT(const char *, ...);
+int _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
+int _PyArg_ParseTupleAndKeywords_SizeT(PyObject *, PyObject *, const char *, char **, ...);
 PyThreadState *PyEval_SaveThread(void);
 void PyEval_RestoreThread(PyThreadState *);
 void *PyMem_Malloc(size_t);
