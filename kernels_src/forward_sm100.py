@@ -183,7 +183,7 @@ class ForwardSm100:
         )
         num_ctas = cutlass.min(tiles.num_tiles, num_sms) if const_expr(self.persistent) else tiles.num_tiles
         self.kernel(maps, lse, problem, tiles, *layouts).launch(
-            grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), stream=stream
+            grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
     def _mma_qk(self):
