@@ -24,7 +24,7 @@ MAX_FINITE = {"bf16": 3.3895313892515355e38, "fp16": 65504.0, "e4m3": 448.0, "e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How a forward kernel is built. Checked on construction.
+    """How a forward kernel is built. Values are not checked on construction: see `check_tuning`.
 
     Attributes:
         tile_m: query rows of one tile of a thread block.
@@ -64,15 +64,6 @@ class Tuning:
     rescale_threshold: float
     max_offset: float
 
-    def __post_init__(self) -> None:
-        """Raises: VariantError naming the field that no kernel can be built with."""
-        for name in ("consumer_registers", "correction_registers", "producer_registers"):
-            value = getattr(self, name)
-            if value and (value % 8 or not 24 <= value <= 256):
-                raise VariantError(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256.")
-        if self.order not in ORDERS:
-            raise VariantError(f"order {self.order!r} is unknown; allowed: {', '.join(ORDERS)}.")
-
     @property
     def registers(self) -> int:
         """Registers of all threads of one thread block."""
@@ -84,18 +75,29 @@ class Tuning:
 def check_tuning(tuning: Tuning, *, arch: Arch, dtype: str) -> None:
     """Refuses a tuning that cannot run on the target or would overflow the type that probabilities are stored in.
 
-    Raises: VariantError if the roles' registers exceed the register file, or if
-        max_offset + rescale_threshold >= log2(largest finite value of dtype).
+    Raises: VariantError if a role's budget is none that setmaxnreg takes, the roles' registers together exceed the
+        register file, the order is unknown, or max_offset + rescale_threshold >= log2(largest finite value of dtype).
     """
-    if tuning.registers > arch.register_file:
-        raise VariantError(
-            f"roles need {tuning.registers} registers, {arch.name} has {arch.register_file}. Lower a role's budget."
-        )
+    if tuning.order not in ORDERS:
+        raise VariantError(f"order {tuning.order!r} is unknown; allowed: {', '.join(ORDERS)}.")
+    _check_registers(tuning, arch)
     peak_log2, limit_log2 = tuning.max_offset + tuning.rescale_threshold, math.log2(MAX_FINITE[dtype])
     if peak_log2 >= limit_log2:
         raise VariantError(
             f"max_offset + rescale_threshold is {peak_log2}, but {dtype} holds no 2**{peak_log2} "
             f"(limit {limit_log2:.3f}). Lower the threshold."
+        )
+
+
+def _check_registers(tuning: Tuning, arch: Arch) -> None:
+    for name in ("consumer_registers", "correction_registers", "producer_registers"):
+        value = getattr(tuning, name)
+        has_role = name != "correction_registers" or value != 0
+        if has_role and (value % 8 or not 24 <= value <= 256):
+            raise VariantError(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256.")
+    if tuning.registers > arch.register_file:
+        raise VariantError(
+            f"roles need {tuning.registers} registers, {arch.name} has {arch.register_file}. Lower a role's budget."
         )
 
 
@@ -108,16 +110,19 @@ class TuningRow:
     tuning: Tuning
 
 
+def has_tuning(variant: Variant) -> bool:
+    """Whether there are rows for this op; not whether the variant is valid or written."""
+    return variant.op == "fwd"
+
+
 def tuning_row_for(variant: Variant) -> TuningRow:
-    """The row that decides how this variant is built.
+    """The row that decides how a valid variant is built.
 
     Raises: VariantError if the op has no rows.
     """
-    rows = {("fwd", "sm90a"): _sm90_forward, ("fwd", "sm100a"): _sm100_forward, ("fwd", "sm103a"): _sm100_forward}
-    make_row = rows.get((variant.op, variant.arch))
-    if make_row is None:
-        raise VariantError(f"{variant.id}: there is no tuning for op {variant.op} on {variant.arch} yet.")
-    row = make_row(variant)
+    if not has_tuning(variant):
+        raise VariantError(f"{variant.id}: there is no tuning for op {variant.op} yet.")
+    row = _sm90_forward(variant) if variant.arch == "sm90a" else _sm100_forward(variant)
     check_tuning(row.tuning, arch=arch_named(variant.arch), dtype=variant.dtype)
     return row
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -91,7 +92,9 @@ def literal(value: object) -> str:
         str(value)  # a strict undefined value raises with its name
     if isinstance(value, AttributePath):
         return value.path
-    if type(value) in (int, bool, str) or (type(value) is float and math.isfinite(value)):
+    if type(value) is str:
+        return json.dumps(value, ensure_ascii=False)  # double quotes, as the formatter writes them
+    if type(value) in (int, bool) or (type(value) is float and math.isfinite(value)):
         return repr(value)
     raise RenderError(f"{value!r} is no literal. Templates take int, bool, str, finite float and dtypes.")
 

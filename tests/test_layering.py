@@ -1,0 +1,204 @@
+"""Contract of the layers.
+
+Imports run one way. Importing fa4build does nothing: no file, no environment variable, no torch, no compiler. What is
+shipped to users imports nothing of the builder, and only the command line prints, reads the environment or exits.
+"""
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "fa4build"
+RUNTIME = "fa4build.runtime"
+
+
+def module_name(path: Path) -> str:
+    """`fa4build.codegen.render` for its file; a package for its __init__."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imports_of(name: str) -> set[str]:
+    """Every module that a file names in an import, at any depth of its text."""
+    package = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            members = {f"{base}.{alias.name}" for alias in node.names}
+            # `from package import module` is an import of the module; of anything else, of the package.
+            found.update(members & set(FILES) or {base})
+    return found
+
+
+GRAPH = {name: imports_of(name) for name in FILES}
+
+
+def imported_tops(name: str) -> set[str]:
+    """Names of the distributions' top packages that a file imports."""
+    return {module.split(".")[0] for module in GRAPH[name]}
+
+
+def test_imports_run_one_way():
+    """No module reaches itself through others, also not by imports inside functions."""
+    own = {name: {module for module in modules if module in FILES} - {name} for name, modules in GRAPH.items()}
+    try:
+        order = tuple(TopologicalSorter(own).static_order())
+    except CycleError as error:
+        pytest.fail(f"imports run in a circle: {' -> '.join(error.args[1])}")
+
+    assert len(FILES) == len(order)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("fa4build.errors", set()),
+        ("fa4build.arch", {"fa4build.errors"}),
+        ("fa4build.axes", {"fa4build.errors", "fa4build.arch"}),
+        ("fa4build.spec", {"fa4build.errors", "fa4build.arch"}),
+        ("fa4build.variants", {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.spec"}),
+        ("fa4build.tuning", {"fa4build.errors", "fa4build.arch", "fa4build.axes"}),
+        ("fa4build.codegen.signature", {"fa4build.errors", "fa4build.axes"}),
+        ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning"}),
+        (
+            "fa4build.codegen.render",
+            {"fa4build.errors", "fa4build.axes", "fa4build.tuning", "fa4build.variants", "fa4build.codegen.context"},
+        ),
+    ],
+)
+def test_the_first_values_of_the_pipeline_know_only_what_comes_before(name, allowed):
+    """Selection -> Variant -> Tuning -> KernelSource: no stage reaches ahead."""
+    assert allowed >= {module for module in GRAPH[name] if module.startswith("fa4build")}
+
+
+def test_nothing_imports_the_command_line_but_itself():
+    """It is the top of the order."""
+    users = {name for name, modules in GRAPH.items() if any(m.startswith("fa4build.cli") for m in modules)}
+
+    assert all(name.startswith("fa4build.cli") for name in users)
+
+
+def test_the_runtime_imports_nothing_of_the_builder_and_no_compiler():
+    """It is shipped alone, to machines that have neither."""
+    for name in FILES:
+        if not name.startswith(f"{RUNTIME}."):
+            continue
+        outside = {m for m in GRAPH[name] if m.startswith("fa4build") and not m.startswith(RUNTIME)}
+        assert set() == outside, name
+        assert not {"cutlass", "jinja2", "click"} & imported_tops(name), name
+
+
+def test_the_compiler_is_imported_by_code_generation_alone():
+    """Everything else works, and starts fast, without it."""
+    users = {name for name in FILES if "cutlass" in imported_tops(name)}
+
+    assert all(name.startswith("fa4build.codegen.") for name in users)
+    assert not users & {f"fa4build.codegen.{name}" for name in ("signature", "context", "render")}
+
+
+def test_only_the_command_line_prints_or_exits():
+    """Library code returns values and raises errors. The runtime has its own rules."""
+    for name, tree in TREES.items():
+        if name.startswith(("fa4build.cli", RUNTIME)) or _is_worker(name):
+            continue
+        called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not {"print", "exit", "quit", "sys.exit"} & called, name
+
+
+def _is_worker(name: str) -> bool:
+    """Modules that are the main program of a process of their own."""
+    return name in ("fa4build.codegen.compile_worker", "fa4build.codegen.fork_server")
+
+
+WATCH = """
+import os, sys
+
+seen = []
+package = sys.argv[1]
+
+def caller():
+    # The innermost frame of the package, unless the import system came between it and the event.
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "importlib" in name:
+            return None
+        if name.startswith(package):
+            return name
+        frame = frame.f_back
+    return None
+
+def audit(event, args):
+    if event in ("open", "os.listdir", "os.mkdir", "subprocess.Popen", "socket.connect") and caller():
+        seen.append((event, str(args[0]), caller()))
+
+real = type(os.environ).__getitem__
+
+def reading(self, key):
+    if caller():
+        seen.append(("environ", key, caller()))
+    return real(self, key)
+
+type(os.environ).__getitem__ = reading
+sys.addaudithook(audit)
+for module in sys.argv[2:]:
+    __import__(module)
+heavy = sorted({"torch", "cutlass", "numpy", "jsonschema", "click"} & set(sys.modules))
+print(repr((seen, heavy)))
+"""
+
+
+def watched_import(*modules: str) -> tuple[list, list]:
+    """Files, environment variables and processes that importing touches, and heavy packages it loads."""
+    command = [sys.executable, "-c", WATCH, str(PACKAGE), *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.fail(f"a module cannot be imported:\n{done.stderr}")
+    return ast.literal_eval(done.stdout)
+
+
+def test_importing_the_matrix_touches_nothing_and_loads_nothing_heavy():
+    """No file, environment variable, torch or compiler, from fa4build to rendering."""
+    modules = ("fa4build", "fa4build.variants", "fa4build.tuning", "fa4build.explain", "fa4build.codegen.signature")
+
+    assert ([], []) == watched_import(*modules)
+
+
+def test_importing_any_module_of_the_builder_touches_no_file_and_no_environment():
+    """Except the command line and the compiler's processes, which are programs."""
+    modules = [
+        name
+        for name in FILES
+        if not name.startswith(("fa4build.cli", RUNTIME))
+        and not _is_worker(name)
+        and "cutlass" not in imported_tops(name)
+    ]
+    seen, heavy = watched_import(*modules)
+
+    assert [] == seen
+    assert not {"torch", "cutlass"} & set(heavy)
+
+
+def test_the_watch_notices_what_it_is_there_for(tmp_path):
+    """A module that reads the environment and a file at import is caught: the tests above can fail."""
+    (tmp_path / "noisy.py").write_text("import os\nos.environ.get('HOME')\nopen(__file__).close()\n")
+    command = [sys.executable, "-c", WATCH, str(tmp_path), "noisy"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": str(tmp_path)}
+    )
+    seen, _ = ast.literal_eval(done.stdout)
+
+    assert ["environ", "open"] == [event for event, *_ in seen]

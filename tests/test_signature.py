@@ -1,0 +1,67 @@
+"""Contract of the argument lists: docs/formats.md, section 1, as data."""
+
+import pytest
+
+from fa4build.codegen.signature import ScalarArg, TensorArg, output_dtype, signature_for, spec_for
+from fa4build.errors import VariantError
+from fa4build.variants import parse_variant, written_variants
+
+
+def test_the_dense_forward_list_is_the_published_one():
+    """Names, types, shapes and alignments in order; extents of the last modes are fixed, all others free."""
+    q_shape, k_shape = ("batch", "seqlen_q", "num_heads_q", 192), ("batch", "seqlen_k", "num_heads_kv", 192)
+    v_shape, out_shape = ("batch", "seqlen_k", "num_heads_kv", 128), ("batch", "seqlen_q", "num_heads_q", 128)
+
+    assert (
+        TensorArg(name="q", dtype="fp16", shape=q_shape, align_bytes=16),
+        TensorArg(name="k", dtype="fp16", shape=k_shape, align_bytes=16),
+        TensorArg(name="v", dtype="fp16", shape=v_shape, align_bytes=16),
+        TensorArg(name="out", dtype="fp16", shape=out_shape, align_bytes=16),
+        TensorArg(name="lse", dtype="f32", shape=("batch", "num_heads_q", "seqlen_q"), align_bytes=4),
+        ScalarArg(name="softmax_scale", dtype="f32"),
+        ScalarArg(name="window_left", dtype="i32"),
+        ScalarArg(name="window_right", dtype="i32"),
+        ScalarArg(name="num_sms", dtype="i32"),
+    ) == signature_for(parse_variant("fwd-sm90a-fp16-hd192x128-full"))
+
+
+def test_the_list_is_the_same_on_every_architecture_and_for_every_mask():
+    """One operator, one argument list."""
+    lists = {
+        signature_for(parse_variant(f"fwd-{arch}-bf16-hd128-{mask}"))
+        for arch in ("sm90a", "sm100a", "sm103a")
+        for mask in ("full", "causal", "local")
+    }
+
+    assert 1 == len(lists)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "bf16"), ("e5m2", "bf16")]
+)
+def test_fp8_writes_bf16(dtype, expected):
+    """16-bit types write themselves."""
+    assert expected == output_dtype(dtype)
+
+
+def test_every_written_variant_has_a_list():
+    """A kernel without one could not be called."""
+    for variant in written_variants():
+        assert signature_for(variant)
+
+
+@pytest.mark.parametrize(
+    "variant_id",
+    ["fwd-sm90a-bf16-hd128-full-varlen", "fwd-sm90a-bf16-hd128-full-sink", "bwd-sm90a-bf16-hd128-full"],
+)
+def test_an_undefined_list_is_an_error(variant_id):
+    """No argument is made up."""
+    with pytest.raises(VariantError, match=f"{variant_id}: no argument list is defined yet"):
+        signature_for(parse_variant(variant_id))
+
+
+def test_the_plan_is_told_what_is_fixed_at_compile_time():
+    """What callers must be held to and the host code does not check."""
+    expected = {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128}
+
+    assert expected == spec_for(parse_variant("fwd-sm90a-bf16-hd192x128-full"))
