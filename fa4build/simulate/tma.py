@@ -171,7 +171,8 @@ def reduce_add_f32_box(
 ) -> None:
     """Adds a box of f32 from shared to global memory, elementwise, nearest even, subnormals kept.
 
-    Args as `load_box`; the plan must be made `per_element` from an f32 map without zero strides. Source: ptx-semantics 8.3 (H200).
+    Args as `load_box`; the plan must be made `per_element` from an f32 map without zero strides.
+    Source: ptx-semantics 8.3 (H200).
     """
     if plan.unit_bytes != 4:
         raise SimulationError(f"tensor reduction of {plan.unit_bytes}-byte units; f32 addition needs per_element=True")
