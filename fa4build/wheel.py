@@ -9,10 +9,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fa4build import __version__
 from fa4build.arch import ARCHES, Arch
 from fa4build.errors import WheelError
+from fa4build.files import write_atomically
 from fa4build.launcher_build import (
     LAUNCHER_FILE,
     Platform,
@@ -26,7 +28,7 @@ from fa4build.manifest import canonical_json, pack_import_name
 from fa4build.pack import Artifact, build_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
-from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes, write_wheel
+from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes
 
 LICENSE = "Apache-2.0"
 RUNTIME_NAME = "fa4-kernels"
@@ -58,12 +60,39 @@ class WrittenWheel:
     is_new: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedWheel:
+    """A wheel that is ready to be written: `data` is None when an equal one is at `path` already."""
+
+    path: Path
+    data: bytes | None
+
+    def write(self) -> WrittenWheel:
+        """Write it, whole or not at all."""
+        if self.data is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, self.data)
+        data = self.data if self.data is not None else self.path.read_bytes()
+        sha256 = hashlib.sha256(data).hexdigest()
+        return WrittenWheel(path=self.path, sha256=sha256, size=len(data), is_new=self.data is not None)
+
+
 def pack_name(arch: Arch) -> str:
     """The distribution that holds the kernels of one target: `fa4-kernels-sm90a`."""
     return f"{RUNTIME_NAME}-{arch.name}"
 
 
-def write_pack_wheel(
+def write_pack_wheel(artifacts: Iterable[Artifact], **options: Any) -> WrittenWheel:
+    """Prepare and write a pack wheel; arguments as for `prepare_pack_wheel`."""
+    return prepare_pack_wheel(artifacts, **options).write()
+
+
+def write_runtime_wheel(platform: Platform | str, out_dir: Path, **options: Any) -> WrittenWheel:
+    """Prepare and write a runtime wheel; arguments as for `prepare_runtime_wheel`."""
+    return prepare_runtime_wheel(platform, out_dir, **options).write()
+
+
+def prepare_pack_wheel(
     artifacts: Iterable[Artifact],
     *,
     arch: Arch,
@@ -71,13 +100,13 @@ def write_pack_wheel(
     out_dir: Path,
     version: str = __version__,
     limit_bytes: int = SIZE_LIMIT_BYTES,
-) -> WrittenWheel:
+) -> PreparedWheel:
     """Pack the artifacts of one target into `fa4_kernels_<arch>-<version>-py3-none-any.whl`.
 
     Args:
         artifacts: built variants, all for `arch`, at least one.
         toolchain: name -> version of what compiled them; distributions of the package index under their own names.
-        out_dir: created when missing. The wheel appears there whole or not at all.
+        out_dir: where the wheel will be; nothing is written yet.
         limit_bytes: refuse a larger wheel.
 
     Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
@@ -95,9 +124,9 @@ def write_pack_wheel(
         }
     )
     name = pack_name(arch)
-    kept = _current(out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl", inputs)
-    if kept is not None:
-        return kept
+    path = out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl"
+    if _is_current(path, inputs):
+        return PreparedWheel(path=path, data=None)
     pack = build_pack(ordered, pack=name, version=version, abi=ABI_HASH, toolchain=toolchain)
     package = pack_import_name(name)
     source = WheelSource(
@@ -109,17 +138,17 @@ def write_pack_wheel(
         licenses={"LICENSE": license_text()},
         sboms={SBOM_FILE: _pack_sbom(name, version, ordered, toolchain, inputs)},
     )
-    return _write(source, out_dir, limit_bytes)
+    return _prepared(source, out_dir, limit_bytes)
 
 
-def write_runtime_wheel(
+def prepare_runtime_wheel(
     platform: Platform | str,
     out_dir: Path,
     *,
     version: str = __version__,
     package_dir: Path = RUNTIME_DIR,
     limit_bytes: int = SIZE_LIMIT_BYTES,
-) -> WrittenWheel:
+) -> PreparedWheel:
     """Build `fa4_kernels-<version>-cp310-abi3-manylinux_2_28_<machine>.whl`: dispatcher and compiled launcher.
 
     Raises: ToolchainError when the launcher does not compile; WheelError when the platform is unknown, the launcher is
@@ -141,9 +170,9 @@ def write_runtime_wheel(
         }
     )
     tag = f"cp310-abi3-{target.tag}"
-    kept = _current(out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{tag}.whl", inputs)
-    if kept is not None:
-        return kept
+    path = out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{tag}.whl"
+    if _is_current(path, inputs):
+        return PreparedWheel(path=path, data=None)
     launcher = build_launcher(sources, target)
     package = pack_import_name(RUNTIME_NAME)
     source = WheelSource(
@@ -157,7 +186,7 @@ def write_runtime_wheel(
         licenses={"LICENSE": license_text()},
         sboms={SBOM_FILE: _runtime_sbom(version, sources, compiler, inputs)},
     )
-    return _write(source, out_dir, limit_bytes)
+    return _prepared(source, out_dir, limit_bytes)
 
 
 def runtime_modules(package_dir: Path) -> dict[str, bytes]:
@@ -190,31 +219,23 @@ def license_text() -> bytes:
     return text.encode()
 
 
-def _write(source: WheelSource, out_dir: Path, limit_bytes: int) -> WrittenWheel:
-    """Write a wheel that is within its limit."""
+def _prepared(source: WheelSource, out_dir: Path, limit_bytes: int) -> PreparedWheel:
+    """The bytes of a wheel that is within its limit."""
     data = wheel_bytes(source)
     if len(data) > limit_bytes:
         raise WheelError(
             f"{source.file_name}: {len(data)} bytes, the limit is {limit_bytes}. "
             "Select fewer variants, or raise the limit."
         )
-    path = out_dir / source.file_name
-    is_new = not path.is_file() or path.read_bytes() != data
-    write_wheel(source, out_dir)
-    return WrittenWheel(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), is_new=is_new)
+    return PreparedWheel(path=out_dir / source.file_name, data=data)
 
 
-def _current(path: Path, inputs: str) -> WrittenWheel | None:
-    """The wheel at `path` if it is whole and was made from these inputs."""
-    if not path.is_file():
-        return None
+def _is_current(path: Path, inputs: str) -> bool:
+    """Whether the wheel at `path` is whole and was made from these inputs. A damaged one is written anew."""
     try:
-        if sbom_inputs(read_wheel(path).sbom() or b"") != inputs:
-            return None
+        return path.is_file() and sbom_inputs(read_wheel(path).sbom() or b"") == inputs
     except WheelError:
-        return None  # damaged: it is written anew
-    data = path.read_bytes()
-    return WrittenWheel(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), is_new=False)
+        return False
 
 
 def _check_targets(artifacts: Sequence[Artifact], arch: Arch) -> None:
