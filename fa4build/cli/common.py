@@ -1,0 +1,98 @@
+"""What several commands share: options, how the cache is found, and how values are shown."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from fa4build.cache import Cache
+    from fa4build.variants import Selection
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")
+
+cache_dir_option = click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FA4BUILD_CACHE_DIR",
+    show_envvar=True,
+    help="Where compiled kernels are kept. Default: the user's cache directory.",
+)
+
+jobs_option = click.option(
+    "--jobs", "-j", type=click.IntRange(min=1), help="Compiles at a time. Default: one a core, as memory allows."
+)
+
+
+def selection_options(command: Command) -> Command:
+    """`--arch`, `--select` and `--spec`: which variants. All that are given must hold."""
+    for option in (
+        click.option(
+            "--spec",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A TOML file that names the variants.",
+        ),
+        click.option(
+            "--select", "globs", multiple=True, metavar="GLOB", help="Ids to take, e.g. '*-hd128-*'. Repeatable."
+        ),
+        click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable."),
+    ):
+        command = option(command)
+    return command
+
+
+def selection(arches: Sequence[str], globs: Sequence[str], spec: Path | None) -> "Selection":
+    """The value of the selection options."""
+    from fa4build.variants import Selection
+
+    return Selection(arches=tuple(arches), globs=tuple(globs), spec=spec)
+
+
+def open_cache(cache_dir: Path | None) -> "Cache":
+    """The cache that `--cache-dir` names, or the user's."""
+    from fa4build.cache import Cache
+
+    return Cache(cache_dir or default_cache_dir())
+
+
+def default_cache_dir() -> Path:
+    """Where the platform keeps caches of this user."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("fa4build")
+
+
+def print_json(document: object) -> None:
+    """The one document on stdout."""
+    click.echo(json.dumps(document, indent=1, sort_keys=True))
+
+
+def note(message: str) -> None:
+    """Something said on the way, on stderr."""
+    click.echo(message, err=True)
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns, as wide as they need; numbers to the right. Plain text, so that it can be piped."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        cells = [_aligned(cell, width) for cell, width in zip(line, widths, strict=True)]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _aligned(cell: str, width: int) -> str:
+    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+
+
+def human_bytes(size: float) -> str:
+    """A size for people: `714 B`, `12.3 kB`, `1.2 GB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

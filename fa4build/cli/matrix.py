@@ -1,0 +1,180 @@
+"""`fa4build matrix`: compile what is selected and not yet in the cache."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fa4build.cli.common import (
+    cache_dir_option,
+    jobs_option,
+    json_option,
+    note,
+    open_cache,
+    print_json,
+    selection,
+    selection_options,
+)
+
+if TYPE_CHECKING:
+    from fa4build.cache import Cache
+    from fa4build.pipeline import BuildReport, Event, Outcome
+    from fa4build.variants import Selection
+
+
+def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, int]:
+    if value is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", value)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"{value!r} is no part; allowed is I/N with 1 <= I <= N, e.g. 1/4.")
+    return int(match[1]), int(match[2])
+
+
+@click.command("matrix")
+@selection_options
+@jobs_option
+@cache_dir_option
+@click.option("--dry-run", is_flag=True, help="Only tell what is cached and what would be compiled.")
+@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
+@click.option("--shard", callback=_parse_shard, metavar="I/N", help="Only the I-th of N parts, for several machines.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, help="Seconds one compile may take."
+)
+@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@json_option
+def command(
+    arches: tuple[str, ...],
+    globs: tuple[str, ...],
+    spec: Path | None,
+    jobs: int | None,
+    cache_dir: Path | None,
+    dry_run: bool,
+    assert_cached: bool,
+    shard: tuple[int, int],
+    timeout_s: float,
+    allow_spills: bool,
+    as_json: bool,
+) -> int:
+    """Compile the variant matrix into the cache.
+
+    Needs no GPU. What is in the cache is not compiled again; a build that was stopped, in whatever way, goes on where
+    it was. One failed variant does not stop the others: the exit code is that of the first failure.
+
+    \b
+    Examples:
+      fa4build matrix --arch sm90                     everything for Hopper
+      fa4build matrix --select '*-hd128-causal'       some of it
+      fa4build matrix --spec serving.toml --jobs 8
+      fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
+      fa4build matrix --assert-cached                 prove that nothing is left to compile
+    """
+    from fa4build.toolchain import refuse_steering
+
+    refuse_steering(os.environ)
+    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    if dry_run or assert_cached:
+        return _look_up(wanted, cache, shard, assert_cached=assert_cached, as_json=as_json)
+    report = build(wanted, cache, jobs=jobs, timeout_s=timeout_s, allow_spills=allow_spills, part=shard)
+    if as_json:
+        print_json(report_document(report, cache))
+    else:
+        click.echo(f"{_summary(report)}; cache: {cache.root}")
+    return report.exit_code
+
+
+def build(wanted: "Selection", cache: "Cache", *, jobs: int | None, **options: Any) -> "BuildReport":
+    """Build with progress on stderr, and every failure told at the end."""
+    from fa4build.pipeline import build_matrix
+
+    with _progress() as on_event:
+        report = build_matrix(wanted, cache, jobs, on_event, **options)
+    for outcome in report.outcomes:
+        if outcome.status == "failed":
+            note(f"\nfailed: {outcome.message}")
+    return report
+
+
+def _look_up(wanted: "Selection", cache: "Cache", part: tuple[int, int], *, assert_cached: bool, as_json: bool) -> int:
+    """The answer of --dry-run and --assert-cached."""
+    from fa4build.pipeline import find_cached, require_cached, shard
+    from fa4build.variants import expand_matrix
+
+    found = find_cached(shard(expand_matrix(wanted), *part), cache)
+    if assert_cached:
+        require_cached(found)
+    rows = [
+        {"id": recipe.name, "key": recipe.key, "status": "missing" if entry is None else "cached"}
+        for recipe, entry in found
+    ]
+    missing = sum(row["status"] == "missing" for row in rows)
+    if as_json:
+        counts = {"cached": len(rows) - missing, "missing": missing}
+        print_json({"cache_dir": str(cache.root), "counts": counts, "variants": rows})
+        return 0
+    for row in rows:
+        click.echo(f"{row['status']:8} {row['id']}")
+    click.echo(f"{len(rows)} variants: {len(rows) - missing} cached, {missing} to compile; cache: {cache.root}")
+    return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[["Event"], None]]:
+    """A function to call on each event: a live bar on a terminal, a line for each compile elsewhere."""
+    if not sys.stderr.isatty():
+        yield _print_event
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("looking up", total=None)
+        compiling: list[str] = []
+
+        def show(event: "Event") -> None:
+            if event.outcome is None:
+                compiling.append(event.name)
+            elif event.name in compiling:
+                compiling.remove(event.name)
+                bar.console.print(_line(event.outcome), highlight=False, markup=False)
+            names = ", ".join(compiling[:2]) + (f" +{len(compiling) - 2}" if len(compiling) > 2 else "")
+            bar.update(task, completed=event.done, total=event.total, description=names or "looking up")
+
+        yield show
+
+
+def _print_event(event: "Event") -> None:
+    """A line for each variant that was compiled or failed; what is cached is silent."""
+    if event.outcome is not None and event.outcome.status != "cached":
+        note(f"[{event.done}/{event.total}] {_line(event.outcome)}")
+
+
+def _line(outcome: "Outcome") -> str:
+    took = f"{outcome.seconds:.1f} s"
+    if outcome.facts is None:
+        return f"failed    {outcome.name}  {took}"
+    return f"{outcome.status:9} {outcome.name}  {took}, {outcome.facts['registers']} registers"
+
+
+def _summary(report: "BuildReport") -> str:
+    counts = ", ".join(f"{report.count(status)} {status}" for status in ("cached", "compiled", "failed"))
+    return f"{len(report.outcomes)} variants: {counts} in {report.seconds:.1f} s"
+
+
+def report_document(report: "BuildReport", cache: "Cache") -> dict[str, Any]:
+    """A build as JSON."""
+    names = ("key", "status", "seconds", "cpu_seconds", "peak_bytes", "facts", "message", "exit_code")
+    variants = [{"id": outcome.name, **{name: getattr(outcome, name) for name in names}} for outcome in report.outcomes]
+    return {
+        "cache_dir": str(cache.root),
+        "seconds": report.seconds,
+        "workers": report.workers,
+        "counts": {status: report.count(status) for status in ("cached", "compiled", "failed")},
+        "variants": variants,
+    }
