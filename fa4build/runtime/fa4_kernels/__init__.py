@@ -1,3 +1,50 @@
-"""FlashAttention-4 kernels compiled ahead of time: nothing is compiled, downloaded or written at run time."""
+"""FlashAttention-4 kernels compiled ahead of time: nothing is compiled, downloaded or written at run time.
+
+    from fa4_kernels import flash_attn_func
+    out, _ = flash_attn_func(q, k, v, causal=True)
+
+Importing this package imports neither torch nor the launcher; the first function asked for does.
+"""
+
+from typing import Any
+
+from .errors import (
+    CaptureError,
+    DriverError,
+    FA4KernelsError,
+    InputError,
+    LayoutError,
+    NoKernelError,
+    PackError,
+)
 
 __version__ = "0.1.0"
+
+_FUNCTIONS = (
+    "explain",
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "preload",
+    "require_evidence",
+)
+__all__ = [
+    "CaptureError",
+    "DriverError",
+    "FA4KernelsError",
+    "InputError",
+    "LayoutError",
+    "NoKernelError",
+    "PackError",
+    *_FUNCTIONS,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The tensor functions, imported when first asked for, because they import torch."""
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import api
+
+    globals()[name] = function = getattr(api, name)
+    return function

@@ -2,8 +2,7 @@
  *
  * Build: one translation unit (with _plan.h, _tensor.h, _cuda.h beside it), CPython limited API of 3.10, no CUDA header, no
  * library but libc and libdl:
- *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -I<python include> _launcher.c -ldl -o _launcher.abi3.so
- * -ffp-contract=off is required: a fused multiply-add would differ from what the plan says.
+ *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I<python include> _launcher.c -ldl -o _launcher.abi3.so
  *
  * Python sees: Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, ...). A Launch is
  * a plan bound to one device; its run(*arguments) is the host path of a call. Objects live for ever once a kernel was

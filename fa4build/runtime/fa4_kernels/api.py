@@ -1,0 +1,329 @@
+"""Attention on torch tensors. Everything a call checks is checked before anything is launched.
+
+The path of a call is short on purpose: shapes are compared here, dtype, device and layout in C while the tensors are
+read. What depends on neither pointers nor extents is decided once and kept in `_bound`.
+"""
+
+import math
+from typing import Any, NoReturn
+
+import torch
+
+from . import loader
+from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
+from .dispatch import Decision, Problem
+from .errors import InputError, LayoutError, NoKernelError
+
+_DTYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
+_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_NO_WINDOW = (None, None)
+_MAX_BOUND = 4096
+
+# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, dtype of out, default softmax_scale)
+_bound: dict[tuple, tuple[Any, int, torch.dtype, float]] = loader.bound
+
+_is_grad_enabled = torch.is_grad_enabled
+_float32 = torch.float32
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    *,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    qv: torch.Tensor | None = None,
+    gather_kv_indices: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    score_mod: object = None,
+    score_mod_bwd: object = None,
+    mask_mod: object = None,
+    aux_tensors: object = None,
+    aux_scalars: object = None,
+    block_sparse_tensors: object = None,
+    block_sparse_tensors_bwd: object = None,
+    gather_bwd_recompute_p: bool = False,
+    gather_bwd_token_chunk: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """softmax(softmax_scale * q k^T + mask) v, on one device, in one launch.
+
+    Args:
+        q: (batch, seqlen_q, num_heads_q, head_dim), bf16 or fp16 (fp8 where a pack has it), CUDA.
+        k: (batch, seqlen_k, num_heads_kv, head_dim), v: (batch, seqlen_k, num_heads_kv, head_dim_v), dtype and device
+            of q. num_heads_q is a multiple of num_heads_kv; query head h reads head h // (num_heads_q // num_heads_kv).
+        softmax_scale: positive; default 1 / sqrt(head_dim).
+        causal: query i sees key j up to i + seqlen_k - seqlen_q (bottom-right aligned).
+        window_size: (left, right) keys seen around i + seqlen_k - seqlen_q, both ends included. None is unbounded. A
+            negative number is an offset like any other, except that two negative ones mean no window.
+        deterministic: accepted; the forward always is.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        softcap, learnable_sink, num_splits > 1, score_mod, ...: need kernels built with them.
+        pack_gqa: a hint about speed; not used.
+    Returns: (out, lse). out: (batch, seqlen_q, num_heads_q, head_dim_v), contiguous, dtype of q (bf16 for fp8).
+        lse: (batch, num_heads_q, seqlen_q), float32, natural logarithm; None unless asked for. Rows that see no key:
+        out = 0, lse = -inf.
+    Raises:
+        InputError: the tensors do not belong together, or are not on a GPU.
+        NoKernelError: no installed kernel fits, with what was considered and why not; also for inputs that require
+            gradients while no backward kernel fits.
+        CaptureError: the kernel is not loaded and a CUDA graph is being captured; see `preload`.
+    Contract: a tensor whose last stride is not 1, whose pointer or other strides are not multiples of 16 bytes, or that
+        is expanded (stride 0) is copied first. Others are read where they lie. Launches on the current stream.
+    """
+    if (
+        qv is not None
+        or gather_kv_indices is not None
+        or learnable_sink is not None
+        or softcap
+        or num_splits > 1
+        or score_mod is not None
+        or mask_mod is not None
+        or aux_tensors is not None
+        or aux_scalars is not None
+        or block_sparse_tensors is not None
+    ):
+        given = {"qv": qv, "gather_kv_indices": gather_kv_indices, "sink": learnable_sink, "score_mod": score_mod}
+        given |= {"mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
+        given |= {"block_sparsity": block_sparse_tensors}
+        features = {name for name, value in given.items() if value is not None}
+        features |= {"softcap"} if softcap else set()
+        features |= {"split"} if num_splits > 1 else set()
+        _refuse_features(q, k, v, causal, window_size, frozenset(features))
+
+    try:
+        batch, seqlen_q, num_heads_q, head_dim = q.shape
+        batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
+        batch_v, seqlen_v, num_heads_v, head_dim_v = v.shape
+    except (AttributeError, ValueError):
+        _refuse_shapes(q, k, v)
+    if (
+        head_dim != head_dim_k
+        or batch != batch_k
+        or batch != batch_v
+        or seqlen_k != seqlen_v
+        or num_heads_kv != num_heads_v
+        or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
+    ):
+        _refuse_shapes(q, k, v)
+    if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        _refuse_gradients(q, k, v, causal, window_size, deterministic)
+
+    if window_size == _NO_WINDOW:
+        mask, left = ("causal" if causal else "full"), WINDOW_UNBOUNDED
+        right = 0 if causal else WINDOW_UNBOUNDED
+    else:
+        mask, left, right = canonical_mask(causal, window_size)
+    bound = _bound.get((q.dtype, head_dim, head_dim_v, q.get_device(), mask))
+    if bound is None:
+        bound = _bind(q, k, v, mask)
+    run, num_sms, out_dtype, default_scale = bound
+    if softmax_scale is None:
+        softmax_scale = default_scale
+    elif not (isinstance(softmax_scale, (int, float)) and 0 < softmax_scale < math.inf):
+        raise InputError(f"softmax_scale must be a positive finite number, it is {softmax_scale!r}")
+
+    out = q.new_empty((batch, seqlen_q, num_heads_q, head_dim_v), dtype=out_dtype)
+    lse = q.new_empty((batch, num_heads_q, seqlen_q), dtype=_float32)
+    if not (batch and seqlen_q and num_heads_q and seqlen_k) or left + right < 0:
+        _check_unlaunched(q, k, v)
+        out.zero_()
+        lse.fill_(-math.inf)
+    else:
+        try:
+            run(q, k, v, out, lse, softmax_scale, left, right, num_sms)
+        except LayoutError as error:
+            _run_copied(error, run, [q, k, v, out, lse, softmax_scale, left, right, num_sms])
+    return out, (lse if return_lse else None)
+
+
+def canonical_mask(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[str, int, int]:
+    """(mask, window_left, window_right) of a call: which kernel, and the numbers it gets.
+
+    Contract: two negative sides mean no window; causal sets the right side to 0; (None, 0) is causal; anything else
+        with a side is local. Sides are clipped to +-2^30. Source: fa4-kernels.md, section 1.2.
+    """
+    try:
+        left, right = window_size
+        if left is not None and right is not None and left < 0 and right < 0:
+            left = right = None
+        if causal:
+            right = 0
+        mask = "local" if left is not None or right not in (None, 0) else "causal" if right == 0 else "full"
+        sides = (WINDOW_UNBOUNDED if side is None else int(side) for side in (left, right))
+        left, right = (max(-WINDOW_UNBOUNDED, min(side, WINDOW_UNBOUNDED)) for side in sides)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"window_size must be (left, right) of int or None, it is {window_size!r}") from error
+    return mask, left, right
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    deterministic: bool = False,
+    op: str = "fwd",
+    layout: str = "dense",
+    features: frozenset[str] = frozenset(),
+) -> Decision:
+    """Which kernel a call would use and why each other was refused; print it. Loads and launches nothing.
+
+    Raises: InputError when the tensors are not on a GPU or of a dtype no kernel takes.
+    """
+    mask = canonical_mask(causal, window_size)[0]
+    problem = _problem(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=frozenset(features))
+    return loader.runtime().decide(problem, _ordinal(q))
+
+
+def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> tuple[str, ...]:
+    """Load kernels now instead of at their first call: before capturing a CUDA graph, or before serving.
+
+    Args:
+        devices: CUDA ordinals; all devices if None.
+        select: glob, or globs, over variant ids such as `fwd-sm90a-bf16-*`.
+    Returns: the ids that are loaded, sorted.
+    """
+    return loader.runtime().preload(devices, select)
+
+
+def require_evidence(level: str) -> None:
+    """Use only kernels that have passed `level`: static, simulated or silicon. Holds for the process from now on."""
+    from .dispatch import EVIDENCE_LEVELS
+
+    if level not in EVIDENCE_LEVELS:
+        raise InputError(f"evidence level {level!r} is unknown. Allowed: {', '.join(EVIDENCE_LEVELS)}.")
+    loader.runtime().evidence = level
+    _bound.clear()
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **kwargs: object
+) -> NoReturn:
+    """Attention over packed sequences, or paged keys and values if `page_table` is given.
+
+    Raises: NoKernelError with the reasons, as no installed pack has such kernels that this version can call.
+    """
+    layout = "paged" if kwargs.get("page_table") is not None else "varlen"
+    window = kwargs.get("window_size", _NO_WINDOW)
+    mask = canonical_mask(bool(kwargs.get("causal", False)), window)[0]  # type: ignore[arg-type]
+    loader.runtime().launch_for(_problem(q, v, mask, layout=layout), _ordinal(q))
+    raise NoKernelError(f"this fa4-kernels has no calling convention for layout {layout}; upgrade fa4-kernels")
+
+
+def flash_attn_combine(
+    out_partial: torch.Tensor, lse_partial: torch.Tensor, *args: object, **kwargs: object
+) -> NoReturn:
+    """Merge partial results of split keys.
+
+    Raises: NoKernelError with the reasons, as no installed pack has such kernels that this version can call.
+    """
+    problem = _problem(out_partial, out_partial, "full", op="fwd_combine")
+    loader.runtime().launch_for(problem, _ordinal(out_partial))
+    raise NoKernelError("this fa4-kernels has no calling convention for fwd_combine; upgrade fa4-kernels")
+
+
+# Below: taken once a configuration, or on the way to an error.
+
+
+def _problem(q: torch.Tensor, v: torch.Tensor, mask: str, **more: Any) -> Problem:
+    dtype = _DTYPES.get(q.dtype)
+    if dtype is None:
+        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise InputError(f"q is {q.dtype}; kernels take {allowed}. Convert q, k and v first.")
+    return Problem(dtype=dtype, head_dim=q.shape[-1], head_dim_v=v.shape[-1], mask=mask, **more)
+
+
+def _ordinal(q: torch.Tensor) -> int:
+    """CUDA ordinal of a tensor; 0 for CPU tensors where the runtime is for those."""
+    if loader.runtime().device_type == loader.CPU:
+        return 0
+    if not q.is_cuda:
+        raise InputError(f"q is on {q.device}; the kernels run on CUDA devices. Move q, k and v to one first.")
+    return q.get_device()
+
+
+def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, torch.dtype, float]:
+    """Decide, load and remember. Everything in the key of `_bound` is all that the result depends on."""
+    _check_unlaunched(q, k, v)
+    problem, ordinal, head_dim = _problem(q, v, mask), _ordinal(q), q.shape[-1]
+    runtime = loader.runtime()
+    if len(_bound) >= _MAX_BOUND:
+        _bound.clear()
+    launch = runtime.launch_for(problem, ordinal)
+    out_dtype = _TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]]
+    bound = (launch.run, runtime.device(ordinal).sm_count, out_dtype, 1.0 / math.sqrt(head_dim))
+    _bound[(q.dtype, head_dim, v.shape[-1], q.get_device(), mask)] = bound
+    return bound
+
+
+def _run_copied(error: LayoutError, run: Any, arguments: list) -> None:
+    """Run with those of q, k, v copied that a kernel cannot read where they lie."""
+    for _ in range(3):
+        if error.position > 2:
+            raise error
+        tensor = arguments[error.position]
+        arguments[error.position] = tensor.clone(memory_format=torch.contiguous_format)
+        try:
+            return run(*arguments)
+        except LayoutError as next_error:
+            error = next_error
+    raise error
+
+
+def _check_unlaunched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """One dtype, one device: what the launcher checks when something is launched."""
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise InputError(f"{name} is {tensor.dtype}, q is {q.dtype}; q, k and v must have one dtype")
+        if tensor.device != q.device:
+            raise InputError(f"{name} is on {tensor.device}, q is on {q.device}; q, k and v must be on one device")
+
+
+def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoReturn:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is a {type(tensor).__name__}, a torch tensor is expected")
+        if tensor.dim() != 4:
+            expected = "(batch, seqlen, num_heads, head_dim)"
+            raise InputError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
+        raise InputError(f"batch differs: {shapes}")
+    if k.shape[1] != v.shape[1]:
+        raise InputError(f"seqlen_k of k and v differs: {shapes}")
+    if k.shape[2] != v.shape[2]:
+        raise InputError(f"num_heads_kv of k and v differs: {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise InputError(f"head_dim of q and k differs: {shapes}")
+    raise InputError(f"num_heads_q = {q.shape[2]} is no multiple of num_heads_kv = {k.shape[2]}: {shapes}")
+
+
+def _refuse_features(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: tuple, features: frozenset[str]
+) -> NoReturn:
+    decision = explain(q, k, v, causal=causal, window_size=window_size, features=features)
+    raise NoKernelError(f"{', '.join(sorted(features))}: {decision}")
+
+
+def _refuse_gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: tuple, deterministic: bool
+) -> NoReturn:
+    decision = explain(q, k, v, causal=causal, window_size=window_size, deterministic=deterministic, op="bwd")
+    raise NoKernelError(
+        "q, k or v requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass detached "
+        f"tensors, if only the result is wanted.\n{decision}"
+    )

@@ -1,0 +1,224 @@
+"""Which kernel answers a problem on a device: a pure function with a trace. It reads no file and no environment.
+
+Problem, Device, packs  ->  Decision (accepted entry, or a reason for each refused one)
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .abi import SIGNATURES, TARGETS
+from .errors import NoKernelError
+from .packs import Entry, Pack, RefusedPack
+
+EVIDENCE_LEVELS = ("static", "simulated", "silicon")
+"""What a kernel may have passed, in rising order."""
+
+# Axes that say what is computed, compared for equality.
+_EQUAL_AXES = ("dtype", "head_dim", "head_dim_v", "mask", "layout")
+# Axes that say nothing about whether a kernel fits: how it is done, or what the entry's own fields state.
+_FREE_AXES = frozenset({"op", "arch", "cta_group", "deterministic", *_EQUAL_AXES})
+_SPELLED_FEATURES = ("split", "softcap", "sink")
+_SHOWN_ENTRIES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be computed, without extents. `features` are further axes that must be on: `softcap`, `sink`, ..."""
+
+    op: str = "fwd"
+    layout: str = "dense"
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str = "full"
+    deterministic: bool = False
+    features: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        head_dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
+        extras = "".join(f", {name}" for name in sorted(self.features)) + (
+            ", deterministic" if self.deterministic else ""
+        )
+        return f"{self.op}, {self.layout}, {self.dtype}, head_dim {head_dims}, mask {self.mask}{extras}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where it is to run."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int = 0
+    smem_optin_bytes: int = 0
+    l2_bytes: int = 0
+
+    @property
+    def target(self) -> str | None:
+        """The cubin target this device runs, or None when no pack can have one."""
+        return next((name for name, capability in TARGETS.items() if capability == self.compute_capability), None)
+
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        return f"{self.name} (compute capability {major}.{minor}, target {self.target or 'none known here'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """One entry that was looked at; no reasons means that it fits."""
+
+    pack: str
+    entry: Entry
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The outcome and how it came about. `entry` and `pack` are None when nothing fits."""
+
+    problem: Problem
+    device: Device
+    entry: Entry | None
+    pack: Pack | None
+    trace: tuple[Considered, ...]
+    refused_packs: tuple[RefusedPack, ...] = ()
+
+    def __str__(self) -> str:
+        if self.entry is None or self.pack is None:
+            return _no_kernel_text(self)
+        evidence = ", ".join(level for level in EVIDENCE_LEVELS if self.entry.evidence.get(level)) or "none"
+        chosen = f"{self.entry.id} from {self.pack.manifest.pack} {self.pack.manifest.version} (evidence: {evidence})"
+        return "\n".join((f"{self.problem} on {self.device}: {chosen}", *_trace_lines(self)))
+
+
+def dispatch(
+    problem: Problem, device: Device, packs: Iterable[Pack | RefusedPack], *, evidence: str = "static"
+) -> Decision:
+    """Choose the kernel for a problem. Never raises for a problem without one: see `chosen`.
+
+    Args:
+        evidence: the least an entry must have passed (EVIDENCE_LEVELS).
+    Contract: among fitting entries the one with most evidence wins, then the one whose id sorts first.
+    """
+    packs = tuple(packs)
+    trace: list[Considered] = []
+    fitting: list[tuple[int, str, Pack, Entry]] = []
+    for pack in packs:
+        if isinstance(pack, RefusedPack):
+            continue
+        for entry in pack.manifest.entries:
+            reasons = mismatches(problem, device, entry, evidence)
+            trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
+            if not reasons:
+                fitting.append((-evidence_level(entry), entry.id, pack, entry))
+    best = min(fitting, key=lambda item: item[:2], default=None)
+    return Decision(
+        problem=problem,
+        device=device,
+        entry=best[3] if best else None,
+        pack=best[2] if best else None,
+        trace=tuple(trace),
+        refused_packs=tuple(pack for pack in packs if isinstance(pack, RefusedPack)),
+    )
+
+
+def chosen(decision: Decision) -> tuple[Pack, Entry]:
+    """Pack and entry of a decision.
+
+    Raises: NoKernelError with the trace when nothing fits.
+    """
+    if decision.pack is None or decision.entry is None:
+        raise NoKernelError(_no_kernel_text(decision))
+    return decision.pack, decision.entry
+
+
+def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str = "static") -> tuple[str, ...]:
+    """Every reason why an entry does not fit; empty if it does."""
+    reasons = []
+    if TARGETS.get(entry.target) != device.compute_capability:
+        reasons.append(f"runs on {_capability_text(entry.target)}")
+    if entry.op != problem.op:
+        reasons.append(f"op is {entry.op}")
+    for axis in _EQUAL_AXES:
+        if entry.axes.get(axis) != getattr(problem, axis):
+            reasons.append(f"{axis} is {entry.axes.get(axis)}")
+    reasons += _feature_mismatches(problem, entry.axes)
+    if problem.deterministic and problem.op.startswith("bwd") and not entry.axes.get("deterministic"):
+        reasons.append("is not deterministic")
+    if signature_name(entry) not in SIGNATURES:
+        reasons.append("is called in a way this fa4-kernels does not know; upgrade fa4-kernels")
+    if evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
+        reasons.append(f"has no {evidence} evidence")
+    return tuple(reasons)
+
+
+def signature_name(entry: Entry) -> str:
+    """Which argument list an entry is called with: `fwd/dense`, and one more field for each feature that is on."""
+    features = (axis for axis in sorted(entry.axes.keys() - _FREE_AXES) if entry.axes[axis])
+    return "/".join((entry.op, str(entry.axes.get("layout")), *features))
+
+
+def evidence_level(entry: Entry) -> int:
+    """Index into EVIDENCE_LEVELS of the highest the entry has passed, -1 for none."""
+    return max((i for i, level in enumerate(EVIDENCE_LEVELS) if entry.evidence.get(level)), default=-1)
+
+
+def _feature_mismatches(problem: Problem, axes: Mapping[str, object]) -> list[str]:
+    """Features are on or off in a cubin. One that is on and not asked for computes something else."""
+    reasons = [f"was built without {name}" for name in sorted(problem.features) if not axes.get(name)]
+    for axis in sorted(axes.keys() - _FREE_AXES - problem.features):
+        if axes[axis]:
+            reasons.append(f"was built with {axis}" + ("" if axes[axis] is True else f" = {axes[axis]}"))
+    return reasons
+
+
+def _capability_text(target: str) -> str:
+    if target not in TARGETS:
+        return f"{target}, which this fa4-kernels does not know"
+    major, minor = TARGETS[target]
+    return f"compute capability {major}.{minor} only"
+
+
+def _trace_lines(decision: Decision) -> list[str]:
+    """The nearest entries first, the rest as a count."""
+    ordered = sorted(decision.trace, key=lambda item: (len(item.reasons), item.entry.id))
+    lines = [
+        f"  {item.entry.id} ({item.pack}): {'; '.join(item.reasons) or 'fits'}" for item in ordered[:_SHOWN_ENTRIES]
+    ]
+    if len(ordered) > _SHOWN_ENTRIES:
+        lines.append(f"  and {len(ordered) - _SHOWN_ENTRIES} more, which differ in at least as much")
+    lines += [f"  pack {pack.name} is not used: {pack.reason}" for pack in decision.refused_packs]
+    return lines
+
+
+def _no_kernel_text(decision: Decision) -> str:
+    head = f"no kernel for {decision.problem} on {decision.device}."
+    considered = f"Considered: {len(decision.trace)} kernels" + (
+        ":" if decision.trace or decision.refused_packs else "."
+    )
+    return "\n".join((head, considered, *_trace_lines(decision), f"What to do: {_next_step(decision)}"))
+
+
+def _next_step(decision: Decision) -> str:
+    target, problem = decision.device.target, decision.problem
+    if target is None:
+        return f"use a GPU of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS.values())}."
+    short = target.replace("_", "").rstrip("a")
+    if not any(item.entry.target == target for item in decision.trace):
+        return f"install the pack for this GPU: pip install 'fa4-kernels[{short}]'."
+    unknown = sorted(problem.features.difference(_SPELLED_FEATURES))
+    if unknown:
+        return f"call without {', '.join(unknown)}: no kernel can be built with it yet."
+    return (
+        f"if fa4build can build it, add it to the matrix and install the new pack: "
+        f"fa4build matrix --arch {short} --select '{variant_id(problem, target)}' && fa4build wheel --arch {short}."
+    )
+
+
+def variant_id(problem: Problem, target: str) -> str:
+    """How the builder spells the kernel for a problem, `fwd-sm90a-bf16-hd128-causal`."""
+    head_dims = f"hd{problem.head_dim}" + ("" if problem.head_dim == problem.head_dim_v else f"x{problem.head_dim_v}")
+    fields = [problem.op, target.replace("_", ""), problem.dtype, head_dims, problem.mask]
+    fields += [] if problem.layout == "dense" else [problem.layout]
+    fields += ["split"] if "split" in problem.features else []
+    fields += ["deterministic"] if problem.deterministic and problem.op == "bwd" else []
+    return "-".join((*fields, *(name for name in ("softcap", "sink") if name in problem.features)))

@@ -1,0 +1,230 @@
+"""The state of a process: the driver, the packs, and which kernels are loaded on which device.
+
+One `Runtime` serves a process. It is made at the first call that needs it, loads a kernel once a device, and never
+unloads.
+"""
+
+import fnmatch
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .abi import OUTPUT_DTYPES, SIGNATURES
+from .dispatch import Decision, Device, Problem, chosen, dispatch, signature_name
+from .errors import CaptureError, DriverError, InputError, LayoutError, PackError
+from .packs import Entry, Pack, PackReader, RefusedPack, installed_packs, usable
+from .plan import DEVICE_LEAVES, encode_plan, parse_plan
+
+DRIVER_PATH = "libcuda.so.1"
+CPU, CUDA = 1, 2
+"""Device types as DLPack numbers them."""
+
+
+def _no_capture() -> bool:
+    return False
+
+
+class Runtime:
+    """Decides and loads.
+
+    Args:
+        driver_path: the CUDA driver library.
+        device_type: where tensors must lie; CPU exists for tests with a stand-in driver.
+        packs: instead of the installed ones.
+        stream_of: device ordinal -> handle of the stream to launch on.
+        is_capturing: whether a CUDA graph is being captured on the current stream.
+        report: receives the text of each decision, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver_path: str = DRIVER_PATH,
+        device_type: int = CUDA,
+        packs: Iterable[Pack | RefusedPack] | None = None,
+        stream_of: Callable[[int], int],
+        is_capturing: Callable[[], bool] = _no_capture,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self._launcher = _import_launcher()
+        self._driver = self._launcher.Driver(driver_path)
+        self._device_type = device_type
+        self._packs = None if packs is None else tuple(packs)
+        self._stream_of = stream_of
+        self._is_capturing = is_capturing
+        self._report = report
+        self._reader = PackReader()
+        self._lock = threading.RLock()
+        self._devices: dict[int, Device] = {}
+        self._libraries: dict[str, Any] = {}
+        self._launches: dict[tuple[str, str, int], Any] = {}
+        self.evidence = "static"
+
+    @property
+    def device_type(self) -> int:
+        """CPU or CUDA."""
+        return self._device_type
+
+    @property
+    def driver_version(self) -> tuple[int, int]:
+        """CUDA version that the driver supports."""
+        return self._driver.version()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the driver sees."""
+        return self._driver.device_count()
+
+    @property
+    def packs(self) -> tuple[Pack | RefusedPack, ...]:
+        """Installed packs, looked up once."""
+        with self._lock:
+            if self._packs is None:
+                self._packs = installed_packs()
+            return self._packs
+
+    def device(self, ordinal: int) -> Device:
+        """Facts of a device, asked for once."""
+        if ordinal not in self._devices:
+            self._devices[ordinal] = Device(**self._driver.device(ordinal))
+        return self._devices[ordinal]
+
+    def decide(self, problem: Problem, ordinal: int) -> Decision:
+        """What `dispatch` says about the installed packs."""
+        decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence)
+        if self._report is not None:
+            self._report(str(decision))
+        return decision
+
+    def launch_for(self, problem: Problem, ordinal: int) -> Any:
+        """The loaded kernel for a problem on a device: an object with `run(*arguments)`.
+
+        Raises: NoKernelError, PackError, DriverError, CaptureError.
+        """
+        return self.load(*chosen(self.decide(problem, ordinal)), ordinal)
+
+    def load(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
+        """Load an entry on a device unless it is there already; the launch object."""
+        key = (entry.cubin.sha256, entry.plan.sha256, ordinal)
+        with self._lock:
+            launch = self._launches.get(key)
+            if launch is None:
+                launch = self._launches[key] = self._load(pack, entry, ordinal)
+            return launch
+
+    def _load(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
+        if self._is_capturing():
+            raise CaptureError(
+                f"{entry.id} is not loaded yet, and loading would break the CUDA graph being captured. "
+                f"Call fa4_kernels.preload(devices=[{ordinal}], select='{entry.id}') before the capture."
+            )
+        cubin, plan_text = self._reader.read(pack, entry)
+        plan = self._launcher.Plan(encode_plan(*bound_plan(parse_plan(plan_text), entry)))
+        library = self._libraries.get(entry.cubin.sha256)
+        if library is None:
+            library = self._libraries[entry.cubin.sha256] = self._driver.load(cubin)
+        return self._launcher.Launch(self._driver, plan, library, ordinal, self._stream_of, self._device_type)
+
+    def preload(self, devices: Iterable[int] | None = None, select: str | Iterable[str] = "*") -> tuple[str, ...]:
+        """Load every kernel that runs on the devices and whose id matches a glob of `select`; the ids, sorted.
+
+        Raises: InputError when nothing matches, else as `launch_for`.
+        """
+        globs = (select,) if isinstance(select, str) else tuple(select)
+        loaded: set[str] = set()
+        for ordinal in range(self.num_devices) if devices is None else devices:
+            target = self.device(ordinal).target
+            for pack in usable(self.packs):
+                for entry in pack.manifest.entries:
+                    if entry.target == target and any(fnmatch.fnmatchcase(entry.id, glob) for glob in globs):
+                        self.load(pack, entry, ordinal)
+                        loaded.add(entry.id)
+        if not loaded:
+            known = sorted(entry.id for pack in usable(self.packs) for entry in pack.manifest.entries)
+            raise InputError(f"preload: {', '.join(globs)} matches no kernel of these devices. Installed: {known}.")
+        return tuple(sorted(loaded))
+
+
+def bound_plan(plan: dict, entry: Entry) -> tuple[dict, dict[str, int]]:
+    """The plan with exactly the arguments of the operator's signature, in its order, and the alignment of each tensor.
+
+    A plan may leave out arguments its kernel does not read; callers pass all of them.
+    Raises: PackError when the plan has an argument that the signature lacks or describes differently.
+    """
+    if signature_name(entry) not in SIGNATURES:
+        raise PackError(f"{entry.id} is called in a way this fa4-kernels does not know; upgrade fa4-kernels.")
+    signature = SIGNATURES[signature_name(entry)]
+    own = str(entry.axes["dtype"])
+    words = {"variant": own, "output": OUTPUT_DTYPES.get(own, own)}
+    args, align_bytes = [], {}
+    for name, kind, dtype, *rest in signature:
+        arg = {"name": name, "kind": kind, "dtype": words.get(dtype, dtype)}
+        if kind == "tensor":
+            arg["rank"] = len(rest[0])
+            align_bytes[name] = rest[1]
+        args.append(arg)
+    expected = {arg["name"]: arg for arg in args}
+    try:
+        for arg in plan["args"]:
+            if arg["kind"] == "device" and arg["name"] in DEVICE_LEAVES:
+                args.append(arg)
+            elif expected.get(arg["name"]) != arg | {"dtype": {"f16": "fp16"}.get(arg["dtype"], arg["dtype"])}:
+                raise PackError(f"{entry.id}: its plan takes {arg}, the signature of {entry.op} has no such argument.")
+    except (KeyError, TypeError) as error:
+        raise PackError(f"{entry.id}: the arguments of its plan are damaged ({error!r}); install it again.") from error
+    return plan | {"args": args}, align_bytes
+
+
+def _import_launcher() -> Any:
+    try:
+        from . import _launcher
+    except ImportError as error:
+        raise DriverError(
+            f"fa4_kernels has no compiled launcher for this machine ({error}). Install the fa4-kernels wheel for it."
+        ) from error
+    _launcher.use_errors(InputError, LayoutError, DriverError, PackError)
+    return _launcher
+
+
+bound: dict[tuple, Any] = {}
+"""What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
+
+_runtime: Runtime | None = None
+_runtime_lock = threading.Lock()
+
+
+def runtime() -> Runtime:
+    """The runtime of this process, for torch tensors; made at the first call."""
+    global _runtime
+    if _runtime is None:
+        with _runtime_lock:
+            if _runtime is None:
+                _runtime = _torch_runtime()
+    return _runtime
+
+
+def use_runtime(replacement: Runtime | None) -> None:
+    """Replace the runtime of this process; None makes a new one at the next call. For tests and tools."""
+    global _runtime
+    _runtime = replacement
+    bound.clear()
+
+
+def _torch_runtime() -> Runtime:
+    import os
+    import sys
+
+    import torch
+
+    def stream_of(ordinal: int) -> int:
+        return torch.cuda.current_stream(ordinal).cuda_stream
+
+    def report(text: str) -> None:
+        print(f"fa4_kernels: {text}", file=sys.stderr)
+
+    trace = os.environ.get("FA4_KERNELS_TRACE", "") not in ("", "0")
+    return Runtime(
+        stream_of=stream_of,
+        is_capturing=torch.cuda.is_current_stream_capturing,
+        report=report if trace else None,
+    )
