@@ -379,7 +379,7 @@ class ForwardSm90:
         has_begin = self.mask == LOCAL
         self._mask(work, limits, blocks.end - 1, has_begin, True)
         online_softmax.first_step(wgmma.rows_view(work.scores), work.row_max, work.row_sum, work.scale_log2)
-        self._keep_probabilities(work)
+        wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
 
         if const_expr(self.mask != FULL):
             for i in cutlass.range(blocks.end - 1 - blocks.inner_end, unroll=1):
@@ -423,7 +423,7 @@ class ForwardSm90:
         online_softmax.rescale_output(wgmma.rows_view(work.output), work.rescale, wgmma.wait_for_all)
         wgmma.wait_for_all()
         release(work.value_ring, v_at)
-        self._keep_probabilities(work)
+        wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
         return k_at.next(self.kv_stages), v_at.next(self.kv_stages)
 
     def _issue_scores(self, work: Consumer, k_at: Cursor) -> None:
@@ -433,11 +433,6 @@ class ForwardSm90:
     def _issue_output(self, work: Consumer, v_at: Cursor) -> None:
         values = work.values[None, None, None, v_at.stage]
         wgmma.issue_output(work.output_mma, work.output, work.probabilities, values)
-
-    def _keep_probabilities(self, work: Consumer) -> None:
-        """Rounds P to the operand type. A score accumulator has, element for element, the layout of a 16-bit A operand."""
-        as_accumulator = cute.make_tensor(work.probabilities.iterator, work.scores.layout)
-        as_accumulator.store(work.scores.load().to(self.dtype))
 
     def _take_turn(self, group) -> None:
         arch.barrier(barrier_id=named_barriers.turn_barrier(group), number_of_threads=self.counts.turn_threads)

@@ -7,6 +7,7 @@ One consumer warpgroup computes 64 rows: S (64, tile_n) = Q K^T with both operan
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
+from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 ROWS = 64
@@ -87,6 +88,20 @@ def issue_output(mma, output, probabilities, values):
     for k in range(cute.size(probabilities, mode=[2])):
         cute.gemm(mma, output, probabilities[None, None, k], values[None, None, k], output)
     warpgroup.commit_group()
+
+
+def round_to_operand(accumulator, operand, dtype) -> None:
+    """Rounds a float32 accumulator to 16 bits, to be the A operand of a next product.
+
+    The accumulator's elements have, pair for pair and in order, the places of a 16-bit A operand, so nothing moves between
+    threads. The conversions are volatile assembly to hold their place: LLVM would otherwise sink them past the product that
+    overwrites the accumulator, and both copies would be live (seen as spills with dsl 4.8.1).
+    """
+    packed = cute.recast_tensor(operand, cutlass.Int32)
+    code = f"cvt.rn.{'bf16' if dtype is cutlass.BFloat16 else 'f16'}x2.f32 {{$w0}}, {{$r0}}, {{$r1}};"
+    for i in range(cute.size(packed)):
+        pair = [accumulator[2 * i + 1], accumulator[2 * i]]
+        packed[i] = arch.inline_ptx(code, write_only_types=[cutlass.Int32], read_only_args=pair)
 
 
 def wait_for_all() -> None:
