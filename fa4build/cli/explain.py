@@ -1,0 +1,107 @@
+"""`fa4build explain ID`: everything known about one variant."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fa4build.cli.common import cache_dir_option, human_bytes, json_option, open_cache, print_json
+from fa4build.errors import ToolchainError
+
+if TYPE_CHECKING:
+    from fa4build.axes import Variant
+    from fa4build.cache import Cache
+    from fa4build.explain import Explanation
+
+
+@click.command("explain")
+@click.argument("variant_id", metavar="ID")
+@cache_dir_option
+@json_option
+def command(variant_id: str, cache_dir: Path | None, as_json: bool) -> None:
+    """Tell everything known about one variant.
+
+    Its axes, whether it can be built and why not, how it is tuned and by which source, how powers of two are computed,
+    and what its compile gave.
+
+    \b
+    Examples:
+      fa4build explain fwd-sm90a-bf16-hd128-causal
+      fa4build explain fwd-sm90a-e4m3-hd128-full      a refused one: the reasons
+    """
+    from fa4build.axes import parse_axes
+    from fa4build.explain import explain
+
+    explanation = explain(parse_axes(variant_id))
+    compiled = _compiled(explanation.variant, open_cache(cache_dir)) if explanation.is_written else None
+    document = _document(explanation, compiled)
+    if as_json:
+        print_json(document)
+    else:
+        _print(explanation, document)
+
+
+def _compiled(variant: "Variant", cache: "Cache") -> dict[str, Any] | None:
+    """What the cache holds for a variant as it would be built now, with its evidence; None if nothing."""
+    from fa4build.evidence import read_record
+    from fa4build.pipeline import find_cached
+
+    try:
+        (_, entry), *_ = find_cached([variant], cache)
+    except ToolchainError:
+        return None
+    if entry is None:
+        return None
+    digest = entry.objects["cubin"].sha256
+    evidence = {level: read_record(cache.root, level, digest) for level in ("static", "simulated")}
+    sizes = {name: stored.size for name, stored in entry.objects.items()}
+    return {"key": entry.key, "cubin_sha256": digest, **entry.facts, "sizes": sizes, "evidence": evidence}
+
+
+def _document(explanation: "Explanation", compiled: dict[str, Any] | None) -> dict[str, Any]:
+    row = explanation.tuning
+    status = "refused" if explanation.refusals else "written" if explanation.is_written else "planned"
+    return {
+        "id": explanation.variant.id,
+        "status": "cached" if compiled else status,
+        "op": explanation.variant.op,
+        "target": explanation.arch.target,
+        "compute_capability": ".".join(map(str, explanation.arch.compute_capability)),
+        "axes": dict(explanation.axes),
+        "refusals": list(explanation.refusals),
+        "tuning": {"row": row.name, "source": row.source, **dataclasses.asdict(row.tuning)} if row else None,
+        "exp2_mode": explanation.exp2_mode,
+        "template": explanation.template,
+        "dependencies": dict(explanation.dependencies),
+        "compiled": compiled,
+    }
+
+
+def _print(explanation: "Explanation", document: dict[str, Any]) -> None:
+    """The document for people: a line a fact."""
+    click.echo(f"{document['id']}: {document['status']}")
+    for reason in explanation.refusals:
+        click.echo(f"  refused: {reason}")
+    click.echo(f"  runs on: compute capability {document['compute_capability']} only ({document['target']})")
+    click.echo("  axes: " + ", ".join(f"{name} {value}" for name, value in explanation.axes))
+    if explanation.tuning is not None:
+        tuning = dataclasses.asdict(explanation.tuning.tuning)
+        click.echo(
+            f"  tuning {explanation.tuning.name}: " + ", ".join(f"{name} {value}" for name, value in tuning.items())
+        )
+        click.echo(f"    source: {explanation.tuning.source}")
+    if explanation.exp2_mode is not None:
+        click.echo(f"  exp2: {explanation.exp2_mode}")
+    if explanation.template is not None:
+        click.echo(f"  rendered from {explanation.template}, reaches {len(explanation.dependencies)} kernel files")
+    compiled = document["compiled"]
+    if compiled is None:
+        return
+    click.echo(
+        f"  compiled: {compiled['registers']} registers, {compiled['spill_bytes']} bytes spilled, "
+        f"{human_bytes(compiled['shared_bytes'])} of shared memory, cubin {human_bytes(compiled['sizes']['cubin'])}"
+    )
+    click.echo(f"    symbols: {', '.join(compiled['symbols'])}; ptxas {compiled['ptxas']}; key {compiled['key'][:16]}")
+    levels = [level for level, record in compiled["evidence"].items() if record is not None]
+    click.echo(f"  evidence: {', '.join(levels) or 'none yet; run fa4build verify'}")
