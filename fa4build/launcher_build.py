@@ -26,12 +26,13 @@ _GLIBC = (2, 28)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """One host the launcher is built for: wheel platform tag, zig target, ELF machine as pyelftools names it."""
+    """One host the launcher is built for: wheel platform tag, zig target, ELF machine by name and number."""
 
     tag: str
     machine: str
     zig_target: str
     elf_machine: str
+    elf_number: int
 
 
 PLATFORMS: tuple[Platform, ...] = tuple(
@@ -40,8 +41,9 @@ PLATFORMS: tuple[Platform, ...] = tuple(
         machine=machine,
         zig_target=f"{machine}-linux-gnu.2.28",
         elf_machine=elf_machine,
+        elf_number=elf_number,
     )
-    for machine, elf_machine in (("x86_64", "EM_X86_64"), ("aarch64", "EM_AARCH64"))
+    for machine, elf_machine, elf_number in (("x86_64", "EM_X86_64", 62), ("aarch64", "EM_AARCH64", 183))
 )
 
 _FLAGS = (
