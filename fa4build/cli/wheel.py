@@ -1,0 +1,119 @@
+"""`fa4build wheel`: pack compiled kernels and the runtime into wheels."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fa4build.cli.common import (
+    cache_dir_option,
+    human_bytes,
+    jobs_option,
+    json_option,
+    open_cache,
+    print_json,
+    selection,
+    selection_options,
+)
+
+if TYPE_CHECKING:
+    from fa4build.wheel import WrittenWheel
+
+
+@click.command("wheel")
+@selection_options
+@click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
+@click.option("--no-runtime", is_flag=True, help="Only the packs of kernels.")
+@click.option(
+    "--out",
+    "out_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("dist"),
+    show_default=True,
+    help="Where the wheels go.",
+)
+@jobs_option
+@cache_dir_option
+@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
+@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@click.option("--dry-run", is_flag=True, help="Only tell which wheels would be written, and what is missing.")
+@json_option
+def command(
+    arches: tuple[str, ...],
+    globs: tuple[str, ...],
+    spec: Path | None,
+    platforms: tuple[str, ...],
+    no_runtime: bool,
+    out_dir: Path,
+    jobs: int | None,
+    cache_dir: Path | None,
+    assert_cached: bool,
+    allow_spills: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Pack compiled kernels and the runtime into wheels.
+
+    One wheel of kernels for each selected target, which serves every host, and one of the runtime for each host
+    platform. Variants that are not in the cache are compiled first. A wheel that would come out the same is left as it
+    is.
+
+    \b
+    Examples:
+      fa4build wheel --arch sm90                          into dist/
+      fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
+      fa4build wheel --arch sm90 --platform aarch64
+      fa4build wheel --select 'fwd-sm90a-bf16-*' --no-runtime
+    """
+    from fa4build.release import ALL_PLATFORMS, write_wheels
+    from fa4build.toolchain import refuse_steering
+
+    refuse_steering(os.environ)
+    if no_runtime and platforms:
+        raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
+    hosts = () if no_runtime else platforms or ALL_PLATFORMS
+    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    if dry_run:
+        return _dry_run(wanted, cache, hosts, out_dir, as_json)
+    if not assert_cached:
+        from fa4build.cli.matrix import build
+
+        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills).exit_code
+        if code:
+            return code
+    wheels = write_wheels(wanted, cache, out_dir=out_dir, platforms=hosts, allow_spills=allow_spills)
+    _print(wheels, as_json)
+    return 0
+
+
+def _dry_run(wanted: object, cache: object, hosts: tuple[str, ...], out_dir: Path, as_json: bool) -> int:
+    """Names of the wheels, and the variants that would be compiled first."""
+    from fa4build.arch import ARCHES
+    from fa4build.launcher_build import platform_named
+    from fa4build.pipeline import find_cached
+    from fa4build.variants import expand_matrix
+    from fa4build.wheel import RUNTIME_NAME, pack_name
+
+    variants = expand_matrix(wanted)
+    missing = [recipe.name for recipe, entry in find_cached(variants, cache) if entry is None]
+    names = [pack_name(arch) for arch in ARCHES if any(variant.arch == arch.name for variant in variants)]
+    names += [f"{RUNTIME_NAME} ({platform_named(host).tag})" for host in hosts]
+    if as_json:
+        print_json({"out_dir": str(out_dir), "wheels": names, "variants": len(variants), "missing": missing})
+        return 0
+    for name in names:
+        click.echo(f"would write {name} into {out_dir}/")
+    for name in missing:
+        click.echo(f"would compile {name}")
+    return 0
+
+
+def _print(wheels: tuple["WrittenWheel", ...], as_json: bool) -> None:
+    if as_json:
+        names = ("sha256", "size", "is_new")
+        print_json([{"path": str(wheel.path), **{name: getattr(wheel, name) for name in names}} for wheel in wheels])
+        return
+    for wheel in wheels:
+        state = "" if wheel.is_new else ", unchanged"
+        click.echo(f"{wheel.path}  {human_bytes(wheel.size)}  sha256 {wheel.sha256[:16]}{state}")
