@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from fa4build.arch import ARCHES
 from fa4build.errors import VariantError
@@ -175,7 +176,7 @@ def parse_axes(text: str) -> Variant:
     head_dims = _parse_head_dims(fields[3])
     if head_dims is None:
         raise VariantError(f"{text!r}: field {fields[3]!r} is no head_dim such as hd128 or hd192x128; {example}.")
-    axes: dict[str, object] = {}
+    axes: dict[str, Any] = {}
     for field in fields[4:]:
         axis, value = ("mask", field) if field in AXES["mask"] else _SPELLED.get(field, (None, None))
         if axis is None or axis in axes:

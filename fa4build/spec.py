@@ -20,9 +20,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from fa4build.arch import arch_named
 from fa4build.errors import VariantError
+
+if TYPE_CHECKING:
+    import jsonschema
 
 EDITION = 1
 SCHEMA_PATH = Path(__file__).parent / "schemas" / "spec.json"
@@ -85,7 +89,7 @@ def _parse_toml(text: str, path: str) -> dict:
 
 
 def _check(document: dict, path: str) -> None:
-    import jsonschema
+    import jsonschema  # imported here, as TOML is
 
     edition = document.get("edition")
     if type(edition) is int and edition > EDITION:
@@ -97,7 +101,7 @@ def _check(document: dict, path: str) -> None:
         raise VariantError(f"{path}: {lines}.")
 
 
-def _describe(error: object) -> str:
+def _describe(error: jsonschema.ValidationError) -> str:
     place = error.json_path.removeprefix("$").removeprefix(".")
     message = f"{place}: {error.message}" if place else error.message
     if error.validator == "additionalProperties":

@@ -8,6 +8,7 @@ import pytest
 
 from fa4build.arch import ARCHES, arch_named, runs_on
 from fa4build.errors import VariantError
+from fa4build.runtime.fa4_kernels import abi
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,11 @@ def test_names_and_aliases_are_unambiguous():
 def test_a_cubin_runs_on_its_own_compute_capability_only(arch, compute_capability, expected):
     """Architecture-specific code is not forward compatible, not even within a family."""
     assert expected == runs_on(arch_named(arch), compute_capability)
+
+
+def test_the_runtime_has_the_same_rule():
+    """The dispatcher is shipped alone, so it has its own copy of targets and compute capabilities."""
+    assert abi.TARGETS == {arch.target: arch.compute_capability for arch in ARCHES}
 
 
 def test_capacities_are_those_of_the_specification():

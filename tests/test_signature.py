@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa4build.codegen.signature import ScalarArg, TensorArg, output_dtype, signature_for, spec_for
+from fa4build.codegen.signature import ScalarArg, TensorArg, signature_for, spec_for
 from fa4build.errors import VariantError
 from fa4build.variants import parse_variant, written_variants
 
@@ -36,12 +36,13 @@ def test_the_list_is_the_same_on_every_architecture_and_for_every_mask():
     assert 1 == len(lists)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "bf16"), ("e5m2", "bf16")]
-)
-def test_fp8_writes_bf16(dtype, expected):
-    """16-bit types write themselves."""
-    assert expected == output_dtype(dtype)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3", "e5m2"])
+def test_16_bit_types_write_themselves_and_fp8_writes_bf16(dtype):
+    """q, k and v share the variant's type."""
+    q, k, v, out, *_ = signature_for(parse_variant(f"fwd-sm100a-{dtype}-hd128-full"))
+    expected = {"bf16": "bf16", "fp16": "fp16", "e4m3": "bf16", "e5m2": "bf16"}[dtype]
+
+    assert (dtype, dtype, dtype, expected) == (q.dtype, k.dtype, v.dtype, out.dtype)
 
 
 def test_every_written_variant_has_a_list():

@@ -144,7 +144,7 @@ def check_specialization(text: str, *, name: str) -> None:
         raise _not_allowed(name, text, body[-1])
 
 
-def _not_allowed(name: str, text: str, node: ast.AST) -> RenderError:
+def _not_allowed(name: str, text: str, node: ast.stmt) -> RenderError:
     line = text.splitlines()[node.lineno - 1].strip()
     return RenderError(
         f"{name}: line {node.lineno} of the rendered module, `{line}`, is no import, literal or single call. "
@@ -237,7 +237,7 @@ def _imported_modules(tree: ast.AST, *, package: str) -> list[_Import]:
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
     if node.level == 0:
-        return node.module
+        return node.module or ""
     parts = package.split(".")
     above = parts[: len(parts) - node.level + 1]
     return ".".join([*above, *([node.module] if node.module else [])])
