@@ -6,11 +6,11 @@ out is read back and must be what the wheel's tag promises. Not for running anyt
 """
 
 import hashlib
+import importlib.util
 import io
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,25 +105,39 @@ def compiler_version() -> str:
 
     Raises: ToolchainError when it is missing.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
-    try:
-        return version("ziglang")
-    except PackageNotFoundError:
-        raise ToolchainError("ziglang is not installed; it brings the C compiler. Run: pip install ziglang") from None
+    _compiler()
+    return version("ziglang")
 
 
-def build_launcher(sources: Mapping[str, bytes], platform: Platform, *, unit: str = LAUNCHER_SOURCE) -> bytes:
+def _compiler() -> Path:
+    """The program inside the ziglang distribution."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise ToolchainError("ziglang is not installed; it brings the C compiler. Run: pip install ziglang")
+    return Path(spec.origin).parent / "zig"
+
+
+def build_launcher(
+    sources: Mapping[str, bytes],
+    platform: Platform,
+    *,
+    unit: str = LAUNCHER_SOURCE,
+    compiler_cache: Path | None = None,
+) -> bytes:
     """Compile the launcher and prove it fit for its wheel tag.
 
     Args:
         sources: path -> contents, from `launcher_sources`.
         unit: the C file to compile; others are included by it.
+        compiler_cache: where the compiler keeps its C library for the next build; None = made anew and thrown away,
+            which takes some seconds more. The result is the same.
     Returns: the shared object.
     Raises: ToolchainError when the compiler is missing, fails or takes too long (its output is in the message);
         WheelError when the result is not what the tag promises.
     """
-    compiler_version()
+    compiler = _compiler()
     with tempfile.TemporaryDirectory(prefix="fa4build-launcher-") as directory:
         root = Path(directory)
         for name, data in sources.items():
@@ -132,8 +146,13 @@ def build_launcher(sources: Mapping[str, bytes], platform: Platform, *, unit: st
             path.write_bytes(data)
         # Relative paths and a fixed working directory: no name of this machine can reach the output.
         arguments = ["-target", platform.zig_target, *_FLAGS, "-I", "limited_api", unit, "-ldl", "-o", "../launcher.so"]
-        command = [sys.executable, "-m", "ziglang", "cc", *arguments]
-        _run(command, cwd=root / "src", environment=_environment(root))
+        environment = {
+            "LC_ALL": "C.UTF-8",
+            "PATH": os.defpath,
+            "ZIG_GLOBAL_CACHE_DIR": str((compiler_cache or root / "cache").absolute()),
+            "ZIG_LOCAL_CACHE_DIR": str(root / "local-cache"),
+        }
+        _run([str(compiler), "cc", *arguments], cwd=root / "src", environment=environment)
         elf = (root / "launcher.so").read_bytes()
     check_launcher(elf, platform, module=unit.removesuffix(".c"))
     return elf
@@ -206,12 +225,6 @@ def _glibc_version(name: str) -> tuple[int, ...]:
     """`GLIBC_2.2.5` -> (2, 2, 5); GLIBC_PRIVATE counts as newer than everything."""
     numbers = name.removeprefix("GLIBC_").split(".")
     return tuple(int(n) for n in numbers) if all(n.isdigit() for n in numbers) else (999,)
-
-
-def _environment(root: Path) -> dict[str, str]:
-    """What the compiler finds: nothing that steers it. Its cache of libc stubs is kept between builds."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "ZIG_GLOBAL_CACHE_DIR", "TMPDIR") if name in os.environ}
-    return {**kept, "LC_ALL": "C.UTF-8", "ZIG_LOCAL_CACHE_DIR": str(root / "zig-cache")}
 
 
 def _run(command: list[str], *, cwd: Path, environment: Mapping[str, str]) -> None:

@@ -64,7 +64,10 @@ def write_wheels(
         for arch in ARCHES
         if arch.target in by_target
     ]
-    runtimes = [prepare_runtime_wheel(target, out_dir, limit_bytes=limit_bytes) for target in targets]
+    runtimes = [
+        prepare_runtime_wheel(target, out_dir, limit_bytes=limit_bytes, compiler_cache=cache.root / "zig")
+        for target in targets
+    ]
     return tuple(prepared.write() for prepared in (*packs, *runtimes))
 
 

@@ -147,9 +147,15 @@ def prepare_runtime_wheel(
     *,
     version: str = __version__,
     package_dir: Path = RUNTIME_DIR,
+    compiler_cache: Path | None = None,
     limit_bytes: int = SIZE_LIMIT_BYTES,
 ) -> PreparedWheel:
     """Build `fa4_kernels-<version>-cp310-abi3-manylinux_2_28_<machine>.whl`: dispatcher and compiled launcher.
+
+    Args:
+        platform: a tag or machine name, see `platform_named`.
+        out_dir: where the wheel will be; nothing is written yet.
+        compiler_cache: see `build_launcher`.
 
     Raises: ToolchainError when the launcher does not compile; WheelError when the platform is unknown, the launcher is
         not what the tag promises, or the wheel would be larger than the limit.
@@ -173,7 +179,7 @@ def prepare_runtime_wheel(
     path = out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{tag}.whl"
     if _is_current(path, inputs):
         return PreparedWheel(path=path, data=None)
-    launcher = build_launcher(sources, target)
+    launcher = build_launcher(sources, target, compiler_cache=compiler_cache)
     package = pack_import_name(RUNTIME_NAME)
     source = WheelSource(
         metadata=_runtime_metadata(version),

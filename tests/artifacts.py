@@ -2,11 +2,17 @@
 
 import hashlib
 import json
+import os
+import tempfile
+from pathlib import Path
 
 from fa4build.manifest import Facts
 from fa4build.pack import Artifact
 
 ABI = "ab" * 32
+COMPILER_CACHE = Path(tempfile.gettempdir()) / f"fa4build-tests-zig-{os.getuid()}"
+"""Shared by all tests that build the launcher and do not ask whether a fresh cache gives the same."""
+
 TOOLCHAIN = {"nvidia-cutlass-dsl": "4.8.1", "ptxas": "13.1.80"}
 
 

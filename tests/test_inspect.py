@@ -17,7 +17,7 @@ from fa4build.inspect import inspect_file
 from fa4build.launcher_build import PLATFORMS, build_launcher, launcher_sources
 from fa4build.pack import build_pack, write_pack
 from fa4build.wheel import RUNTIME_DIR, write_pack_wheel, write_runtime_wheel
-from tests.artifacts import ABI, TOOLCHAIN, made_up_artifact, made_up_family
+from tests.artifacts import ABI, COMPILER_CACHE, TOOLCHAIN, made_up_artifact, made_up_family
 
 PLAN = {
     "format": "fa4build.launchplan",
@@ -81,7 +81,7 @@ def test_pack_directory_and_manifest(tmp_path: Path) -> None:
 
 def test_runtime_wheel(tmp_path: Path) -> None:
     """Its launcher is checked again, and its platform is the tag's."""
-    wheel = write_runtime_wheel("aarch64", tmp_path)
+    wheel = write_runtime_wheel("aarch64", tmp_path, compiler_cache=COMPILER_CACHE)
     report = inspect_file(wheel.path)
 
     assert report.kind == "runtime wheel"
@@ -93,7 +93,7 @@ def test_runtime_wheel(tmp_path: Path) -> None:
 def test_launcher(tmp_path: Path) -> None:
     """A launcher outside a wheel."""
     path = tmp_path / "lib.so"
-    path.write_bytes(build_launcher(launcher_sources(RUNTIME_DIR), PLATFORMS[0]))
+    path.write_bytes(build_launcher(launcher_sources(RUNTIME_DIR), PLATFORMS[0], compiler_cache=COMPILER_CACHE))
 
     assert inspect_file(path).facts["platform"] == "manylinux_2_28_x86_64"
 

@@ -29,6 +29,7 @@ from fa4build.launcher_build import (
     sources_digest,
 )
 from fa4build.wheel import RUNTIME_DIR
+from tests.artifacts import COMPILER_CACHE
 
 LIMITED_API = RUNTIME_DIR.parent / "limited_api"
 X86, ARM = PLATFORMS
@@ -57,13 +58,18 @@ def toy_sources(*, top: str = "", term: str = "") -> dict[str, bytes]:
 
 def build_toy(platform: Platform, **parts: str) -> bytes:
     """The toy for a platform."""
-    return build_launcher(toy_sources(**parts), platform, unit="_toy.c")
+    return build_launcher(toy_sources(**parts), platform, unit="_toy.c", compiler_cache=COMPILER_CACHE)
+
+
+def build_real(platform: Platform) -> bytes:
+    """The shipped launcher for a platform."""
+    return build_launcher(launcher_sources(RUNTIME_DIR), platform, compiler_cache=COMPILER_CACHE)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=lambda p: p.machine)
 def test_real_launcher_is_built_and_keeps_its_promise(platform: Platform) -> None:
     """The shipped source compiles without a warning for both machines and passes its own check."""
-    elf = build_launcher(launcher_sources(RUNTIME_DIR), platform)
+    elf = build_real(platform)
     machine = ELFFile(io.BytesIO(elf)).header["e_machine"]
 
     assert machine == {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[platform.machine]
@@ -100,20 +106,20 @@ def test_bytes_do_not_depend_on_the_machine(platform: Platform, tmp_path: Path, 
         "import os, sys; from pathlib import Path; os.umask(0o077)\n"
         "from fa4build.launcher_build import *\n"
         "sources = launcher_sources(Path(sys.argv[1]))\n"
-        "sys.stdout.buffer.write(build_launcher(sources, platform_named(sys.argv[2])))"
+        "elf = build_launcher(sources, platform_named(sys.argv[2]), compiler_cache=Path(sys.argv[3]))\n"
+        "sys.stdout.buffer.write(elf)"
     )
     environment = {**os.environ, "TZ": "Pacific/Auckland", "PYTHONHASHSEED": "7", "TMPDIR": str(tmp_path), "LANG": "C"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    environment["ZIG_GLOBAL_CACHE_DIR"] = str(other_zig_cache)
-    command = [sys.executable, "-c", program, str(sources), platform.tag]
+    command = [sys.executable, "-c", program, str(sources), platform.tag, str(other_zig_cache)]
     elsewhere = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True).stdout
 
-    assert elsewhere == build_launcher(launcher_sources(RUNTIME_DIR), platform)
+    assert elsewhere == build_real(platform)
 
 
 def test_no_path_of_this_machine_is_inside() -> None:
     """Neither the directory of the checkout nor the temporary one is named in the bytes."""
-    elf = build_launcher(launcher_sources(RUNTIME_DIR), X86)
+    elf = build_real(X86)
 
     assert str(RUNTIME_DIR).encode() not in elf
     assert b"fa4build-launcher-" not in elf
@@ -163,7 +169,7 @@ def test_bytes_that_are_no_library_are_refused() -> None:
 
 def test_newer_glibc_is_refused() -> None:
     """A library that needs GLIBC_2.99: the version's name is patched in a good one."""
-    elf = build_launcher(launcher_sources(RUNTIME_DIR), X86)
+    elf = build_real(X86)
     assert b"GLIBC_2.2.5\0" in elf
 
     with pytest.raises(WheelError, match=r"needs symbol versions GLIBC_2\.99; allowed: up to GLIBC_2\.28"):
@@ -172,7 +178,7 @@ def test_newer_glibc_is_refused() -> None:
 
 def test_foreign_library_is_refused() -> None:
     """A library that needs libpython or a CUDA library cannot be shipped: the needed name is patched in a good one."""
-    elf = build_launcher(launcher_sources(RUNTIME_DIR), X86)
+    elf = build_real(X86)
     assert b"libdl.so.2\0" in elf
 
     with pytest.raises(WheelError, match=r"needs libpy\.so\.3; allowed: glibc's own libraries"):
