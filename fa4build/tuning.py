@@ -201,7 +201,7 @@ _SM90_FORWARD: tuple[_Sm90Row, ...] = (
         tile_m=192,
         tile_n=128,
         registers=_THREE_CONSUMERS,
-        source=f"{_SM90_TILES_SOURCE}, which has 144 keys where P goes through shared memory; ours keeps P in registers",
+        source=f"{_SM90_TILES_SOURCE}, but 144 keys there, with P in shared memory; our P stays in registers",
     ),
     _Sm90Row(
         head_dims=(96, 96), masks=_MASKED, tile_m=192, tile_n=128, registers=_THREE_CONSUMERS, order="longest_first"
