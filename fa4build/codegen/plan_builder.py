@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fa4build.codegen.plan_evaluate import Value, compute, const_value, float_bits, wrap
+from fa4build.codegen.plan_evaluate import Value, compute, const_value, float_bits, unsigned, wrap
 from fa4build.codegen.plan_values import (
     FLOAT_BITS,
     INT_BITS,
+    INT_COMPARE,
     BytesTemplate,
     LaunchPlan,
     Node,
@@ -77,7 +78,7 @@ class NodeTable:
         if all(c is not None for c in constants):
             value = compute(op, type_, self.type_of(operands[0]), tuple(c for c in constants if c is not None))
             return self.const(value, result_type((op, type_)))
-        if op in _COMMUTATIVE and constants[0] is not None:
+        if op in _COMMUTATIVE and (constants[0] is not None or (constants[1] is None and operands[0] > operands[1])):
             operands, constants = operands[::-1], constants[::-1]
         simpler = self._simpler(op, type_, operands, constants)
         return self._add((op, type_, *operands)) if simpler is None else simpler
@@ -104,20 +105,43 @@ class NodeTable:
             return self.const(0, type_)
         if op == "xor" and type_ == "i1" and last == 1:
             return self._negated(first)
-        return self._simpler_compare(op, type_, operands, last)
+        if op in INT_COMPARE:
+            return self._simpler_compare(op, type_, operands, last)
+        return self._simpler_sum(op, type_, operands, last)
+
+    def _simpler_sum(self, op: str, type_: str, operands: tuple[int, ...], last: Value | None) -> int | None:
+        """x - c is x + -c, and constants of nested sums are added up."""
+        if last is None or op not in ("add", "sub"):
+            return None
+        if op == "sub":
+            return self.op("add", type_, operands[0], self.const(-int(last), type_))
+        node = self.nodes[operands[0]]
+        inner = self.constant(node[3]) if node[0] == "add" else None
+        return None if inner is None else self.op("add", type_, node[2], self.const(int(inner) + int(last), type_))
 
     def _simpler_compare(self, op: str, type_: str, operands: tuple[int, ...], last: Value | None) -> int | None:
-        """`x == 1` and `x != 0` of a truth value are the value; of a widened truth value too."""
-        if op not in ("eq", "ne") or last is None:
+        """Comparisons with a constant: of a truth value it is the value; of a widened one it needs no widening."""
+        if op not in INT_COMPARE or last is None:
             return None
+        low, high = _range(type_, is_signed=op[0] == "s")
+        bound = last if op[0] == "s" else unsigned(int(last), type_)
+        if type_ != "i1" and (op[1:], bound) in (("ge", low), ("le", high), ("lt", low), ("gt", high)):
+            return self.const(int(op[1:] in ("ge", "le")), "i1")
         node = self.nodes[operands[0]]
-        if type_ == "i1":
+        if type_ == "i1" and op in ("eq", "ne"):
             is_same = (op == "eq") == (last == 1)
             return operands[0] if is_same else self._negated(operands[0])
-        if node[0] == "zext" and self.type_of(node[2]) == "i1" and last in (0, 1):
-            is_same = (op == "eq") == (last == 1)
-            return node[2] if is_same else self._negated(node[2])
-        return None
+        if node[0] not in ("sext", "zext"):
+            return None
+        inner = self.type_of(node[2])
+        low, high = _range(inner, is_signed=node[0] == "sext")
+        if low <= last <= high and not (node[0] == "sext" and op[0] == "u"):
+            narrow_op = "u" + op[1:] if node[0] == "zext" and op[0] == "s" else op
+            return self.op(narrow_op, inner, node[2], self.const(int(last), inner))
+        if op[0] == "u":
+            return None
+        is_above = last > high
+        return self.const(int({"eq": False, "ne": True}.get(op, is_above == (op in ("slt", "sle")))), "i1")
 
     def _negated(self, condition: int) -> int | None:
         node = self.nodes[condition]
@@ -161,9 +185,17 @@ class NodeTable:
             return self.op("trunc" if inner_bits > bits else node[0], type_, inner)
         if op in ("sext", "zext") and node[0] == op:
             return self.op(op, type_, node[2])
+        if op == "fptrunc" and node[0] == "fpext":
+            return node[2]
         if op == "bitcast" and node[0] == "bitcast" and self.type_of(node[2]) == type_:
             return node[2]
         return None
+
+
+def _range(type_: str, *, is_signed: bool) -> tuple[int, int]:
+    """Least and greatest number of an integer type, as sext or zext make it."""
+    bits = INT_BITS[type_]
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
 
 
 _OPPOSITE = {"eq": "ne", "slt": "sge", "sle": "sgt", "ult": "uge", "ule": "ugt"}

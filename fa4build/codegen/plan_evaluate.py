@@ -280,7 +280,7 @@ def evaluate(plan: LaunchPlan, inputs: Mapping[str, Value]) -> tuple[Launch, ...
     """The launches of `plan` for these inputs, in order, empty ones included. Guards are not looked at.
 
     Args:
-        inputs: a value for each input leaf (`leaves(plan)`): pointers, extents, strides (elements) as int, f32 as float.
+        inputs: a value for each input leaf (`leaves(plan)`): pointers, extents, strides (elements) as int, f32 float.
     Raises: LaunchPlanError when a leaf is missing or does not fit its type.
     """
     values = evaluate_nodes(plan, inputs)

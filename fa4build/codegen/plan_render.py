@@ -51,6 +51,8 @@ class _Names:
         if op == "const":
             return repr(const_value(node))
         operands = [self._texts[i] for i in node[2:]]
+        if op == "add" and operands[1].startswith("-"):
+            return f"({operands[0]} - {operands[1][1:]})"
         if op in _INFIX:
             return f"({operands[0]} {_INFIX[op]} {operands[1]})"
         if op == "select":

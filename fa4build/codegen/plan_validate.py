@@ -1,0 +1,2 @@
+def validate_plan(plan, ptx, elf):
+    return None
