@@ -9,6 +9,8 @@ import ast
 import hashlib
 import json
 import math
+import os
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -179,6 +181,7 @@ def _takes_names(call: ast.Call) -> bool:
 
 
 _Import = tuple[str, bool]  # dotted name, and whether it must be a module
+_Stamp = tuple[str, int, int]  # path below the root, modification time in ns, size in bytes
 
 
 def reachable_sources(text: str, source_dir: Path) -> tuple[tuple[str, str], ...]:
@@ -187,15 +190,32 @@ def reachable_sources(text: str, source_dir: Path) -> tuple[tuple[str, str], ...
     Imports are read from the syntax tree, also inside functions; nothing is executed.
     Raises: RenderError if an import of `kernels_src` leads to no file.
     """
-    root = source_dir.parent
+    imports = _imported_modules(ast.parse(text), package="")
+    return _closure(tuple(imports), source_dir.parent, _stamps(source_dir))
+
+
+def _stamps(source_dir: Path) -> tuple[_Stamp, ...]:
+    """Every Python file of the directory as it is now: in the caches' keys, so that an edited file is read again."""
+    root_length = len(str(source_dir.parent)) + 1
+    stamps: list[_Stamp] = []
+    for folder, _, names in os.walk(source_dir):
+        for name in names:
+            if name.endswith(".py"):
+                path = f"{folder}/{name}"
+                stat = os.stat(path)  # noqa: PTH116  a Path for each file doubles the time of a warm run
+                stamps.append((path[root_length:], stat.st_mtime_ns, stat.st_size))
+    return tuple(sorted(stamps))
+
+
+@lru_cache(maxsize=64)
+def _closure(imports: tuple[_Import, ...], root: Path, stamps: tuple[_Stamp, ...]) -> tuple[tuple[str, str], ...]:
+    known = {stamp[0]: stamp for stamp in stamps}
     found: dict[str, str] = {}
-    waiting = list(_imported_modules(ast.parse(text), package=""))
+    waiting = list(imports)
     while waiting:
-        for path in _files_of(*waiting.pop(), root):
-            relative = path.relative_to(root).as_posix()
+        for relative in _files_of(*waiting.pop(), known=known):
             if relative not in found:
-                stat = path.stat()
-                source = _read_source(path, root, stat.st_mtime_ns, stat.st_size)
+                source = _read_source(root, known[relative])
                 found[relative] = source.sha256
                 waiting.extend(source.imports)
     return tuple(sorted(found.items()))
@@ -208,15 +228,16 @@ class _Source:
 
 
 @lru_cache(maxsize=4096)
-def _read_source(path: Path, root: Path, mtime_ns: int, size: int) -> _Source:
-    """Digest and imports of a file; the times and sizes are there so that an edited file is read again."""
+def _read_source(root: Path, stamp: _Stamp) -> _Source:
+    path = root / stamp[0]
     content = path.read_bytes()
     package = ".".join(path.relative_to(root).parent.parts)
     try:
         tree = ast.parse(content)
     except SyntaxError as error:
         raise RenderError(f"{path}: is no Python: {error}.") from error
-    return _Source(sha256=hashlib.sha256(content).hexdigest(), imports=tuple(_imported_modules(tree, package=package)))
+    imports = tuple(_imported_modules(tree, package=package))
+    return _Source(sha256=hashlib.sha256(content).hexdigest(), imports=imports)
 
 
 def _imported_modules(tree: ast.AST, *, package: str) -> list[_Import]:
@@ -243,13 +264,13 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*above, *([node.module] if node.module else [])])
 
 
-def _files_of(name: str, is_module: bool, root: Path) -> list[Path]:
-    """The files of a module and of every package above it."""
+def _files_of(name: str, is_module: bool, *, known: Container[str]) -> list[str]:
+    """The files of a module and of every package above it, as paths below the root."""
     parts = name.split(".")
-    files: list[Path] = []
+    files: list[str] = []
     for depth in range(1, len(parts) + 1):
-        stem = root.joinpath(*parts[:depth])
-        file = next((path for path in (stem / "__init__.py", stem.with_suffix(".py")) if path.is_file()), None)
+        stem = "/".join(parts[:depth])
+        file = next((path for path in (f"{stem}/__init__.py", f"{stem}.py") if path in known), None)
         if file is not None:
             files.append(file)
         elif is_module or depth < len(parts):
