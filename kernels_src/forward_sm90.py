@@ -316,7 +316,9 @@ class ForwardSm90:
     def _load_block(self, atom, source, destination, ring: Ring, at: Cursor, block) -> Cursor:
         """Fills the next stage of a ring with one block; returns the cursor after it."""
         wait_empty(ring, at)
-        tma_load.expect_bytes(ring.full + at.stage, self._bytes(cute.size(ring.tiles, mode=[0]), cute.size(ring.tiles, mode=[1])))
+        tma_load.expect_bytes(
+            ring.full + at.stage, self._bytes(cute.size(ring.tiles, mode=[0]), cute.size(ring.tiles, mode=[1]))
+        )
         tma_load.start_load(atom, source[None, block], destination[None, at.stage], ring.full + at.stage)
         return at.next(self.kv_stages)
 
@@ -362,7 +364,6 @@ class ForwardSm90:
         if const_expr(self.ping_pong):
             if group == 0:
                 self._take_turn(0)
-
 
     @cute.jit
     def _attend(self, work: Consumer, queries, q_at, k_at, v_at, tile, problem):

@@ -54,4 +54,6 @@ def block_range(m_block, *, tile_m, tile_n, seqlen_q, seqlen_k, mask, window_lef
     end = maximum(end, begin + 1)
     inner_end = minimum(maximum(inner_end, begin), end - 1)
     inner_begin = ceil_div(maximum(last_row_diagonal - window_left, 0), tile_n)
-    return BlockRange(begin=begin, inner_begin=minimum(maximum(inner_begin, begin), inner_end), inner_end=inner_end, end=end)
+    return BlockRange(
+        begin=begin, inner_begin=minimum(maximum(inner_begin, begin), inner_end), inner_end=inner_end, end=end
+    )
