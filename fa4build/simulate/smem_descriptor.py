@@ -201,7 +201,7 @@ def load_matrix(
 _F16_KIND_TYPES = {0: "f16", 1: "bf16"}
 _F8_KIND_TYPES = {0: "e4m3", 1: "e5m2"}
 _KIND_TYPES = {"f16": _F16_KIND_TYPES, "tf32": {2: "tf32"}, "f8f6f4": _F8_KIND_TYPES}
-_D_TYPES = {0: "f16", 1: "f32"}
+_D_TYPES = {1: "f32"}
 _K_ELEMENTS = {"f16": 16, "tf32": 8, "f8f6f4": 32}
 _ELEMENT_BYTES = {"f16": 2, "tf32": 4, "f8f6f4": 1}
 

@@ -221,6 +221,7 @@ def test_instruction_descriptor_words_of_the_compiler(word, kind, group, expecte
         pytest.param(0x08200090, "f8f6f4", 1, None, id="e5m2-is-fine"),
         pytest.param(0x08200890, "f16", 1, "types", id="tf32-in-f16"),
         pytest.param(0x082004A0, "f16", 1, "types", id="s32-accumulator"),
+        pytest.param(0x08200480, "f16", 1, "types", id="f16-accumulator"),
         pytest.param(0x10200490, "f16", 1, "M 256", id="m256-one-cta"),
         pytest.param(0x04200490, "f16", 2, "M 64", id="m64-two-ctas"),
         pytest.param(0x10020490 | 1 << 17, "f16", 2, "N 8|N 24|N", id="n-step"),
