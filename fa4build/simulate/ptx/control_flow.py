@@ -111,4 +111,3 @@ def live_in(blocks: tuple[Block, ...], uses: list[int], defs: list[int]) -> list
                 live[k] = new
                 changed = True
     return live
-

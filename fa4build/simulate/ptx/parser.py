@@ -39,7 +39,9 @@ _SPECIAL_NAMES = frozenset(
 )
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$%]+)\s*\(")
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+\S+\s+(?:\.align\s+\d+\s+)?)?([\w$%]+)\s*(?:\[(\d+)\])?")
+_PARAM = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+\S+\s+(?:\.align\s+\d+\s+)?)?([\w$%]+)\s*(?:\[(\d+)\])?"
+)
 _REG_DECL = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.S)
 _ARRAY = re.compile(r"\.(?:local|shared)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$%]+)\s*(?:\[(\d*)\])?$")
 _INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")

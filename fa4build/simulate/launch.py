@@ -1,0 +1,170 @@
+"""Runs one kernel launch: a launch of the product's own plan, or a launch described by hand in tests."""
+
+from dataclasses import dataclass, field
+
+from fa4build.errors import SimulationError
+from fa4build.simulate.engine import SCHEDULES, Engine
+from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.machine import SHARED_MAXIMUM, Cluster
+from fa4build.simulate.ptx.parser import parse_module
+from fa4build.simulate.scheduler import Scheduler
+from fa4build.simulate.tensor_map import TensorMap, pack
+from fa4build.simulate.translate import program_for
+
+INSTRUCTION_LIMIT = (
+    20_000_000  # instructions of one gang without blocking, and 64 times that in all: far above any real kernel
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimLaunch:
+    """A launch with its parameter block as bytes.
+
+    grid, block, cluster: extents. smem: dynamic shared bytes. parameters: the kernel's parameter block.
+    registers: registers a thread at launch (None: setmaxnreg budgets are not checked).
+    shared_names: (name, start, size, stride) of shared fields relative to the dynamic base, for reports.
+    by_warp: start with one gang per warp instead of lockstep.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    smem: int = 0
+    parameters: bytes = b""
+    registers: int | None = None
+    shared_names: tuple[tuple[str, int, int, int], ...] = ()
+    by_warp: bool = False
+    tensor_maps: dict = field(default_factory=dict)
+    grid_work: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run did: warp instructions executed, notes (warnings) of the checks."""
+
+    kernel: str
+    warp_instructions: int
+    notes: tuple[str, ...] = ()
+
+
+def run_launch(
+    ptx: str,
+    launch: SimLaunch,
+    memory: GlobalMemory,
+    *,
+    checks: bool = False,
+    schedule: str = "eager",
+    seed: int = 0,
+    contract: bool = True,
+    concurrent_clusters: int = 1,
+) -> RunReport:
+    """Executes a kernel on the CPU.
+
+    Args:
+        ptx: module text.
+        launch: what to run.
+        memory: buffers that the parameters point into; results appear there.
+        checks: report races, missing fences, uninitialised reads, leftovers at exit.
+        schedule: `eager`, `late` or `random`: when asynchronous operations happen and how warps interleave.
+        seed: of the random schedule.
+        contract: fuse mul and add as ptxas does.
+        concurrent_clusters: clusters in flight at once (kernels that wait for other clusters need more than 1).
+
+    Raises:
+        SimulationError: the kernel does something wrong, or something the simulator does not know.
+    """
+    if schedule not in SCHEDULES:
+        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}")
+    module = parse_module(ptx)
+    program = program_for(ptx, launch.kernel, contract=contract)
+    _validate(launch, program.function)
+    observer = _observer(checks, program)
+    instructions = 0
+    waiting = _cluster_origins(launch)
+    for start in range(0, len(waiting), concurrent_clusters):
+        clusters = [
+            Cluster(launch, program, module, memory, Engine(schedule, seed + index), observer, index, waiting[index])
+            for index in range(start, min(start + concurrent_clusters, len(waiting)))
+        ]
+        scheduler = Scheduler(
+            clusters, schedule=schedule, seed=seed + start, limit=INSTRUCTION_LIMIT, kernel=launch.kernel
+        )
+        scheduler.run()
+        _finish(launch, clusters, observer)
+        instructions += scheduler.warp_instructions
+    notes = () if observer is None else observer.notes()
+    return RunReport(kernel=launch.kernel, warp_instructions=instructions, notes=notes)
+
+
+def _observer(checks: bool, program):
+    if not checks:
+        return None
+    from fa4build.simulate.checks.observer import Observer
+
+    return Observer(program)
+
+
+def _validate(launch: SimLaunch, function) -> None:
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if function.required_threads is not None and threads != function.required_threads:
+        raise SimulationError(
+            f"{launch.kernel}: launched with {threads} threads, the PTX requires {function.required_threads} (.reqntid)"
+        )
+    if not 1 <= threads <= 1024:
+        raise SimulationError(f"{launch.kernel}: {threads} threads; a CTA has 1 to 1024")
+    if len(launch.parameters) < function.parameter_bytes:
+        raise SimulationError(
+            f"{launch.kernel}: {len(launch.parameters)} parameter bytes given, the PTX declares {function.parameter_bytes}; plan and PTX do not match"
+        )
+    if not 0 <= launch.smem <= SHARED_MAXIMUM:
+        raise SimulationError(
+            f"{launch.kernel}: {launch.smem} bytes of shared memory; a CTA has at most {SHARED_MAXIMUM}"
+        )
+    for axis in range(3):
+        if launch.grid[axis] % launch.cluster[axis]:
+            raise SimulationError(f"{launch.kernel}: grid {launch.grid} is not a multiple of cluster {launch.cluster}")
+
+
+def _cluster_origins(launch: SimLaunch) -> list[tuple[int, int, int]]:
+    steps = launch.cluster
+    return [
+        (x, y, z)
+        for z in range(0, launch.grid[2], steps[2])
+        for y in range(0, launch.grid[1], steps[1])
+        for x in range(0, launch.grid[0], steps[0])
+    ]
+
+
+def _finish(launch: SimLaunch, clusters: list[Cluster], observer) -> None:
+    """After the last warp: performs what is left of writes to global memory, and checks what must be over."""
+    for cluster in clusters:
+        while cluster.engine.advance():
+            pass
+        if observer is not None:
+            observer.cluster_exit(cluster)
+
+
+def parameter_block(function, params: list) -> bytes:
+    """Lays parameters out as the PTX declares them.
+
+    Args:
+        function: the parsed entry.
+        params: bytes, or a `TensorMap`, per declared parameter.
+
+    Raises:
+        SimulationError: count or size differ from the PTX.
+    """
+    if len(params) != len(function.parameters):
+        raise SimulationError(
+            f"{function.name}: {len(params)} parameters given, the PTX declares {len(function.parameters)}"
+        )
+    block = bytearray(function.parameter_bytes)
+    for index, (declared, value) in enumerate(zip(function.parameters, params, strict=True)):
+        data = pack(value) if isinstance(value, TensorMap) else bytes(value)
+        if len(data) != declared.size:
+            raise SimulationError(
+                f"{function.name}: parameter {index} has {len(data)} bytes, the PTX declares {declared.size}"
+            )
+        block[declared.offset : declared.offset + declared.size] = data
+    return bytes(block)
