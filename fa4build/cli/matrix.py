@@ -69,7 +69,7 @@ def command(
     \b
     Examples:
       fa4build matrix --arch sm90                     everything for Hopper
-      fa4build matrix --select '*-hd128-causal'       some of it
+      fa4build matrix --select 'fwd-sm90a-*-hd128-causal'
       fa4build matrix --spec serving.toml --jobs 8
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
       fa4build matrix --assert-cached                 prove that nothing is left to compile

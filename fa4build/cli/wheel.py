@@ -64,7 +64,7 @@ def command(
       fa4build wheel --arch sm90                          into dist/
       fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
       fa4build wheel --arch sm90 --platform aarch64
-      fa4build wheel --select 'fwd-sm90a-bf16-*' --no-runtime
+      fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
     """
     from fa4build.release import ALL_PLATFORMS, write_wheels
     from fa4build.toolchain import refuse_steering
