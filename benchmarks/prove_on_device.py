@@ -140,7 +140,7 @@ def guards_intact(torch, whole):
 
 
 def check_case(torch, kernel, axes, case, generator):
-    """Run one case twice; returns a row with the errors over their bounds (`ratio` <= 1 passes) and every fault seen."""
+    """Run one case twice: a row with the error over its bound (`ratio` <= 1 passes) and every fault seen."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[axes["dtype"]]
     q, k, v = draw(torch, case, axes["head_dim"], axes["head_dim_v"], dtype, generator)
     scale = axes["head_dim"] ** -0.5
@@ -181,11 +181,11 @@ def check_case(torch, kernel, axes, case, generator):
 def check_variant(torch, kernel, entry, seed):
     """All cases of one kernel: a row of the record."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    rows = [check_case(torch, kernel, entry["axes"], case, generator) for case in cases_for(entry["axes"]["mask"])]
+    rows = [check_case(torch, kernel, entry.axes, case, generator) for case in cases_for(entry.axes["mask"])]
     failed = [row for row in rows if row["faults"]]
     return {
-        "id": entry["id"],
-        "cubin_sha256": entry["cubin"]["sha256"],
+        "id": entry.id,
+        "cubin_sha256": entry.cubin.sha256,
         "passed": not failed,
         "cases": len(rows),
         "worst_ratio": max(row["ratio"] for row in rows),
@@ -239,7 +239,7 @@ def time_forward(torch, flash_attn_func, head_dim, causal, seqlen):
 
 
 def host_microseconds(torch, flash_attn_func, calls=2000):
-    """Host time a call, microseconds: a small problem queued back to back; median of 5 rounds. Also torch's attention."""
+    """Host time a call, microseconds: a small problem queued back to back, median of 5 rounds; torch's attention too."""
     q = torch.randn(1, 128, 1, 128, device="cuda", dtype=torch.bfloat16)
     t = q.transpose(1, 2)
 
@@ -298,26 +298,28 @@ def child(arguments):
     for compiler in ("cutlass", "tvm_ffi", "fa4build"):
         if importlib.util.find_spec(compiler):
             raise SystemExit(f"{compiler} can be imported here: this would not prove that the wheels work alone")
-    from fa4_kernels import flash_attn_func
-    from fa4_kernels.packs import installed_packs
+    from fa4_kernels import flash_attn_func, loader
+    from fa4_kernels.packs import installed_packs, refused, usable
 
+    if refused(installed_packs()):
+        raise SystemExit(f"a pack cannot be used: {refused(installed_packs())}")
     capability = "sm_{}{}a".format(*torch.cuda.get_device_capability())
     started = time.time()
     variants = []
-    for pack in installed_packs():
-        for entry in pack.manifest["entries"]:
-            if entry["target"] == capability and entry["op"] == "fwd":
-                kernel = forward_kernel(pack, entry)
+    for pack in usable(installed_packs()):
+        for entry in pack.manifest.entries:
+            if entry.target == capability and entry.op == "fwd":
+                kernel = forward_kernel(loader.runtime(), pack, entry)
                 variants.append(check_variant(torch, kernel, entry, arguments.seed))
                 row = variants[-1]
                 verdict = "pass" if row["passed"] else f"FAIL {row['failures'][:2]}"
-                print(f"{row['id']:45s} {row['cases']:3d} cases  worst {row['worst_ratio']:.2f}  {verdict}", flush=True)
+                print(f"{row['id']:34s} {row['cases']:3d} cases  worst {row['worst_ratio']:.2f}  {verdict}", flush=True)
     record = {
         "schema": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": torch.cuda.get_device_name(),
         "capability": capability,
-        "driver": driver_version(),
+        "driver": arguments.driver,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seed": arguments.seed,
@@ -332,11 +334,15 @@ def child(arguments):
     return 1 if failed or not variants else 0
 
 
-def forward_kernel(pack, entry):
-    """A callable that launches exactly this entry into given outputs."""
-    from fa4_kernels.ops import bind_forward
+def forward_kernel(runtime, pack, entry):
+    """A callable that launches exactly this entry into given outputs, past dispatch but through the product's loader."""
+    launch = runtime.load(pack, entry, 0)
+    num_sms = runtime.device(0).sm_count
 
-    return bind_forward(pack, entry)
+    def run(q, k, v, out, lse, scale, window_left, window_right):
+        launch.run(q, k, v, out, lse, scale, window_left, window_right, num_sms)
+
+    return run
 
 
 def timing(torch, flash_attn_func, variants):
@@ -376,6 +382,7 @@ def main():
     parser.add_argument("--seed", type=int, default=20261129)
     parser.add_argument("--timing", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--driver", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(arguments)
@@ -389,7 +396,8 @@ def main():
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
         environment = {**os.environ, "PYTHONPATH": site, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run([sys.executable, __file__, "--child", *sys.argv[1:]], env=environment).returncode
+        command = [sys.executable, __file__, "--child", "--driver", driver_version(), *sys.argv[1:]]
+        return subprocess.run(command, env=environment).returncode
 
 
 if __name__ == "__main__":
