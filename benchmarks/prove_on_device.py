@@ -239,7 +239,7 @@ def time_forward(torch, flash_attn_func, head_dim, causal, seqlen):
 
 
 def host_microseconds(torch, flash_attn_func, calls=2000):
-    """Host time a call, microseconds: a small problem queued back to back, median of 5 rounds; torch's attention too."""
+    """Host time a call, microseconds: a small problem queued back to back, median of 5 rounds; torch's too."""
     q = torch.randn(1, 128, 1, 128, device="cuda", dtype=torch.bfloat16)
     t = q.transpose(1, 2)
 
@@ -335,7 +335,7 @@ def child(arguments):
 
 
 def forward_kernel(runtime, pack, entry):
-    """A callable that launches exactly this entry into given outputs, past dispatch but through the product's loader."""
+    """A callable that launches exactly this entry into given outputs: no dispatch, but the product's loader."""
     launch = runtime.load(pack, entry, 0)
     num_sms = runtime.device(0).sm_count
 
