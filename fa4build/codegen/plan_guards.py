@@ -6,9 +6,9 @@ Two reserved keys of a plan's `spec` say what the kernel was compiled for; the r
      "shapes": {"q": ["batch", "seqlen_q", "num_heads_q", "head_dim"], "k": ["batch", "seqlen_k", "num_heads_kv", 128]},
      "multiples": [["num_heads_q", "num_heads_kv"]]}
 
-In `shapes` a number is an extent; a name of an integer fact is that extent; any other name is a run-time extent, the same
-wherever it occurs. In `multiples` the first name's extent is a multiple of the second's. A stride of an extent of 1 is
-free, because no kernel ever uses it.
+In `shapes` a number is an extent; a name of an integer fact is that extent; any other name is a run-time extent, the
+same wherever it occurs. In `multiples` the first name's extent is a multiple of the second's. A stride of an extent of
+1 is free, because no kernel ever uses it.
 """
 
 from __future__ import annotations

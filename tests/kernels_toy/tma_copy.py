@@ -4,7 +4,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
-from cutlass import BFloat16, Float32, Int32, Int64, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, warpgroup
 

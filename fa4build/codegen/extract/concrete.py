@@ -1,7 +1,7 @@
 """Runs a host entry on numbers: a plain interpreter of the same code that the extractor executes symbolically.
 
-It shares the parser and the type layout with the extractor and nothing else: values are Python numbers, memory is bytes with
-a mask of what was written, branches and loops are taken. Its launches are what the plan's must equal.
+It shares the parser and the type layout with the extractor and nothing else: values are Python numbers, memory is bytes
+with a mask of what was written, branches and loops are taken. Its launches are what the plan's must equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tvm-ffi entry of a host module: its signature, its argument block in memory, and its error texts as messages.
 
-The entry is compiled in by `--enable-tvm-ffi`. It unpacks a caller's arguments, checks them, and calls the host function;
-its error texts hold the signature, which is where argument names come from:
+The entry is compiled in by `--enable-tvm-ffi`. It unpacks a caller's arguments, checks them, and calls the host
+function; its error texts hold the signature, which is where argument names come from:
 
     `__call__(x: Tensor([n0, 128], bfloat16), scale: float32, extra: Tuple[int32, Tensor([n1], float32)])`
 """
@@ -127,8 +127,9 @@ def plan_args(parameters: Sequence[Parameter]) -> Iterator[Arg]:
 def write_arguments(machine: Machine, parameters: Sequence[Parameter]) -> int:
     """Address of an array of TVMFFIAny that holds the inputs as a caller would pass them.
 
-    Every tensor is on one CUDA device and has the right dtype and number of dimensions; its pointer, extents and strides are
-    input leaves. What the entry checks about the rest is then true, what it checks about the leaves becomes guards.
+    Every tensor is on one CUDA device and has the right dtype and number of dimensions; its pointer, extents and
+    strides are input leaves. What the entry checks about the rest is then true, what it checks about the leaves becomes
+    guards.
     """
     address = machine.memory.allocate("arguments", count=len(parameters))
     for i, parameter in enumerate(parameters):

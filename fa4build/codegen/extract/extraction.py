@@ -17,7 +17,7 @@ from fa4build.codegen.extract.entry import (
 )
 from fa4build.codegen.extract.launch import LaunchRecorder
 from fa4build.codegen.extract.machine import Check, ExternalCall, Machine, Value
-from fa4build.codegen.extract.mlir_text import Module, parse_module
+from fa4build.codegen.extract.mlir_text import parse_module
 from fa4build.codegen.extract.vectors import check_maps, make_vectors
 from fa4build.codegen.plan_builder import NodeTable, without_unused
 from fa4build.codegen.plan_guards import add_guards

@@ -94,6 +94,9 @@ class LaunchRecorder:
                 raise LaunchPlanError(f"a tensor map in {stored.name} has only {len(words)} of {WORDS} words")
             self.maps.append(MapWords(template=recover_map(machine.table, words), words=words))
             return self.maps[-1].template
+        missing = [at for at, _ in type_.leaves if at not in cells]
+        if missing:
+            raise LaunchPlanError(f"V5: byte {missing[0]} of the kernel parameter in {stored.name} is never written")
         fields = tuple((at, node) for at, (_, node) in sorted(cells.items()))
         return BytesTemplate(size=type_.size, align=stored.align, fields=fields)
 

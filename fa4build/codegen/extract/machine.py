@@ -1,7 +1,7 @@
 """Symbolic execution of lowered host code: every value becomes a node, every branch a select, every check a guard.
 
-What is understood is listed in `_BINARY`, `_CONVERSIONS`, `_SAME_VALUE` and the `_op_*` methods. Anything else, be it an
-operation, a call or a loop whose length depends on data (except the power-of-two search of fast division), is a
+What is understood is listed in `_BINARY`, `_CONVERSIONS`, `_SAME_VALUE` and the `_op_*` methods. Anything else, be it
+an operation, a call or a loop whose length depends on data (except the power-of-two search of fast division), is a
 LaunchPlanError that names function and line.
 """
 

@@ -1,8 +1,8 @@
 """Tensor maps: from the eight words that host code packs inline to the arguments of cuTensorMapEncodeTiled, and back.
 
-The layout of the words is in the table below (bit positions from 0; word 0 is the address). Two bits are left out: word 1 bit
-1, which CuTe sets and the driver does not, and word 1 bit 21, which CuTe derives from the tensor's size. Words 8 to 15 are
-the driver's own.
+The layout of the words is in the table below (bit positions from 0; word 0 is the address). Two bits are left out: word
+1 bit 1, which CuTe sets and the driver does not, and word 1 bit 21, which CuTe derives from the tensor's size. Words 8
+to 15 are the driver's own.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _term(table: NodeTable, node: int, left: int) -> _Term:
 def recover_map(table: NodeTable, words: Sequence[int]) -> TensorMapTemplate:
     """The structured form of eight packed words (nodes of type i64).
 
-    Raises: LaunchPlanError when a word is not packed as known; callers also compare `pack_map` of the result with the words.
+    Raises: LaunchPlanError when a word is not packed as known; callers also compare `pack_map` of the result with the
+    words.
     """
     parts = [_word(table, node) for node in words]
     rank = parts[1].bits(4, 3) + 1

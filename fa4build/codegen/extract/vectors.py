@@ -94,7 +94,8 @@ def _round_down(nodes: Sequence[Node], remainder: Node, inputs: dict[str, int | 
 
 
 def _set(nodes: Sequence[Node], node: int, value: int | float, inputs: dict[str, int | float]) -> bool:
-    """Give the leaf under a node, looked for through conversions and constant factors, the value that makes it `value`."""
+    """Give the leaf under a node, looked for through conversions and constant factors, the value that makes it
+    `value`."""
     op = nodes[node]
     if op[0] == "in":
         inputs[op[2]] = value
