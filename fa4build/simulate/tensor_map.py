@@ -9,7 +9,7 @@ Source: ptx-semantics 8.6 (bit layout compared with the driver), docs/formats.md
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa4build.errors import SimulationError
 from fa4build.simulate.swizzle import SPANS
@@ -52,8 +52,8 @@ class TensorMap:
     """One tiled tensor map, dimensions innermost first.
 
     address: global byte address, a multiple of 16. dims: extents in elements, 1..2^32. strides: bytes between
-    neighbours of dims 1.., multiples of 16 below 2^40. box: elements copied per dimension, 1..256.
-    element_strides: 1..8. swizzle, interleave, l2_promotion: bytes, 0 = none. oob_fill: `zero` or `nan`.
+    neighbours of dims 1.., multiples of 16 below 2^40; of a dim of extent 1 anything, see `repaired`.
+    box: elements copied per dimension, 1..256. element_strides: 1..8. swizzle, interleave, l2_promotion: bytes, 0 = none. oob_fill: `zero` or `nan`.
     """
 
     address: int
@@ -108,8 +108,9 @@ def _first_problem(tmap: TensorMap) -> str | None:
     ):
         if not all(low <= value <= high for value in values):
             return f"{name} {values} must lie in {low}..{high}"
-    if not all(0 <= stride < 2**40 and stride % 16 == 0 for stride in tmap.strides):
-        return f"strides {tmap.strides} must be multiples of 16 bytes below 2^40"
+    used = [stride for stride, extent in zip(tmap.strides, tmap.dims[1:], strict=True) if extent > 1]
+    if not all(_is_legal_stride(stride) for stride in used):
+        return f"strides {tmap.strides} must be multiples of 16 bytes below 2^40 (dims {tmap.dims})"
     for name, value, allowed in (
         ("swizzle", tmap.swizzle, SPANS),
         ("interleave", tmap.interleave, _INTERLEAVES),
@@ -126,12 +127,36 @@ def _first_problem(tmap: TensorMap) -> str | None:
     return None
 
 
+def _is_legal_stride(stride: int) -> bool:
+    return 0 <= stride < 2**40 and stride % 16 == 0
+
+
+def repaired(tmap: TensorMap) -> TensorMap:
+    """The map with a legal stride for every dim of extent 1: the bytes of the inner dims, rounded up to 16.
+
+    Such a stride is never used to reach an element, but the encoder checks it. Source: docs/formats.md section 2.
+    """
+    strides = list(tmap.strides)
+    inner_bytes = tmap.dims[0] * tmap.element_bytes
+    for d, extent in enumerate(tmap.dims[1:]):
+        if extent == 1:
+            strides[d] = (inner_bytes + 15) // 16 * 16
+        inner_bytes *= extent
+    return replace(tmap, strides=tuple(strides))
+
+
 def _bits(word: int, low: int, width: int) -> int:
     return (word >> low) & ((1 << width) - 1)
 
 
 def pack(tmap: TensorMap) -> bytes:
-    """The 128 bytes of a tensor map. Source: ptx-semantics 8.6."""
+    """The 128 bytes of a tensor map.
+
+    Raises: SimulationError if the stride of a dim of extent 1 cannot be encoded; `repaired` gives it a legal one.
+    Source: ptx-semantics 8.6.
+    """
+    if not all(_is_legal_stride(stride) for stride in tmap.strides):
+        raise SimulationError(f"tensor map: strides {tmap.strides} cannot be encoded; pass the map through `repaired`")
     element = ELEMENT_TYPES[tmap.dtype]
     pad = 5 - tmap.rank
     strides = [stride >> 4 for stride in tmap.strides] + [0] * pad

@@ -94,6 +94,23 @@ def test_fields_sit_at_their_documented_bits():
     assert 0x80000543B0 == words_of(pack(tf32))[1]
 
 
+def test_strides_of_dims_of_extent_one_are_repaired():
+    """Dims 3 x 1 x 5 x 1 of f32: stride 1 becomes 16 (12 bytes rounded up), stride 3 becomes 60 -> 64; stride 2 stays."""
+    tmap = TensorMap(
+        address=0,
+        dtype="f32",
+        dims=(3, 1, 5, 1),
+        strides=(7, 48, 2**62),
+        box=(4, 1, 1, 1),
+        element_strides=(1, 1, 1, 1),
+    )
+
+    assert (16, 48, 64) == repaired(tmap).strides
+    assert repaired(tmap) == unpack(pack(repaired(tmap)))
+    with pytest.raises(SimulationError, match="repaired"):
+        pack(tmap)
+
+
 def test_box_bytes_count_the_full_box():
     """64 x 128 bf16 elements are 16384 bytes."""
     assert 16384 == EXAMPLE.box_bytes
