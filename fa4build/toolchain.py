@@ -193,5 +193,9 @@ def _installed(search_path: Iterable[str]) -> dict[str, Distribution]:
         record = distribution.read_text("RECORD")
         if record is None:
             raise ToolchainError(f"{path.name} has no RECORD, so its contents are unknown. Reinstall it with pip.")
-        found[name] = Distribution(name=name, version=distribution.version, record_sha256=record_sha256(record))
+        try:
+            digest = record_sha256(record)
+        except (ValueError, csv.Error) as error:
+            raise ToolchainError(f"{path.name}: its RECORD is damaged ({error}). Reinstall it with pip.") from error
+        found[name] = Distribution(name=name, version=distribution.version, record_sha256=digest)
     return found
