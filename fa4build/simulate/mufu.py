@@ -7,7 +7,7 @@ correctly rounded result; they were measured on an H200 over every input. They a
 |---|---|
 | ex2_ftz, rcp_ftz | every one of the 2^32 inputs equals the H200's |
 | lg2_ftz | x >= 0.5 equals the H200's; below, the rule for x >= 1 is off by one place in 0.6 to 36 % of inputs |
-| ex2 | ex2_ftz, and for results below 2^-126 the square of ex2(x/2): the compiler's expansion, not measured |
+| ex2 | ex2_ftz, and for x < -126 the square of ex2(x/2): the instructions ptxas 12.9 makes of it |
 | all others | correctly rounded from float64; PTX allows the hardware an error, given in the docstring |
 
 Args and returns are bit patterns, as in `float_formats`; NaN results are 0x7FFFFFFF.
@@ -118,7 +118,7 @@ def ex2_ftz(bits: ArrayLike) -> Bits:
 def ex2(bits: ArrayLike) -> Bits:
     """2^x with subnormal results: `ex2.approx.f32`; for x < -126 the square of ex2(x/2).
 
-    Source: ptx-semantics 6; the expansion is what the assembler makes of the unit, which itself flushes [INF].
+    Source: SASS of ptxas 12.9 for sm_90a: compare with -126, halve, MUFU.EX2, square.
     """
     bits = as_bits(bits)
     small = bits.view(np.float32) < np.float32(-126.0)

@@ -53,7 +53,8 @@ class TensorMap:
 
     address: global byte address, a multiple of 16. dims: extents in elements, 1..2^32. strides: bytes between
     neighbours of dims 1.., multiples of 16 below 2^40; of a dim of extent 1 anything, see `repaired`.
-    box: elements copied per dimension, 1..256. element_strides: 1..8. swizzle, interleave, l2_promotion: bytes, 0 = none. oob_fill: `zero` or `nan`.
+    box: elements copied per dimension, 1..256. element_strides: 1..8. swizzle, interleave, l2_promotion: bytes,
+    0 = none. oob_fill: `zero` or `nan`.
     """
 
     address: int
@@ -142,6 +143,8 @@ def repaired(tmap: TensorMap) -> TensorMap:
         if extent == 1:
             strides[d] = (inner_bytes + 15) // 16 * 16
         inner_bytes *= extent
+        if inner_bytes >= 2**40:
+            inner_bytes = 16  # past what a stride can hold any legal one does; the launcher takes this one
     return replace(tmap, strides=tuple(strides))
 
 

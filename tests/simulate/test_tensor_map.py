@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.tensor_map import ELEMENT_TYPES, TensorMap, pack, unpack
+from fa4build.simulate.tensor_map import ELEMENT_TYPES, TensorMap, pack, repaired, unpack
 
 # The driver's own output for this map (first 64 bytes, little-endian 64-bit words).
 EXAMPLE = TensorMap(
@@ -95,7 +95,7 @@ def test_fields_sit_at_their_documented_bits():
 
 
 def test_strides_of_dims_of_extent_one_are_repaired():
-    """Dims 3 x 1 x 5 x 1 of f32: stride 1 becomes 16 (12 bytes rounded up), stride 3 becomes 60 -> 64; stride 2 stays."""
+    """Dims 3 x 1 x 5 x 1 of f32: 12 inner bytes round up to 16, 60 to 64; the stride of extent 5 stays."""
     tmap = TensorMap(
         address=0,
         dtype="f32",
