@@ -441,6 +441,7 @@ def main() -> None:
     import torch
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__, f"{time.time() - start:.0f} s")
+    sys.exit(any(row["kind"] == "broken" or row.get("failed") for row in rows) or open_ends > 0)
 
 
 if __name__ == "__main__":
