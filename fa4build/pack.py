@@ -36,8 +36,8 @@ _FILTERS = (
     {
         "id": lzma.FILTER_LZMA2,
         "dict_size": 8 << 20,
-        "lc": 0,
-        "lp": 4,
+        "lc": 2,
+        "lp": 2,
         "pb": 4,
         "mode": lzma.MODE_NORMAL,
         "nice_len": 273,

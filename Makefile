@@ -1,0 +1,62 @@
+# From a fresh checkout, with Python 3.10 or later and neither a C compiler nor CUDA:
+#
+#   make matrix ARCH=sm90    compile every kernel of a target and pack wheels into dist/
+#   make test                lint and tests
+#
+# Everything is installed into .venv, once; a second `make matrix` compiles and installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARCH ?= sm90
+DIST ?= dist
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+ARCHES := $(foreach arch,$(ARCH),--arch $(arch))
+CODE := fa4build kernels_src tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help matrix wheels lint format test test-slow clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+matrix: $(RUN_STAMP)
+	@$(BIN)/fa4build matrix $(ARCHES)
+	@$(MAKE) --no-print-directory wheels
+
+wheels: $(RUN_STAMP)
+	@$(BIN)/fa4build wheel $(ARCHES) --assert-cached --out $(DIST)
+	@printf '\nInstall on a GPU machine, without a network:\n  pip install --no-index --find-links %s fa4-kernels[%s]\n' \
+	  "$(DIST)" "$(firstword $(ARCH))"
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+# Files go to workers whole, so that what a file builds once is built once.
+test: lint
+	$(BIN)/python -m pytest -m "not slow and not upstream" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-slow: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "slow and not upstream" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) $(DIST) build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# A stamp is older than pyproject.toml when what is installed may be out of date.
+$(RUN_STAMP): pyproject.toml .ci/venv
+	@bash .ci/venv "$(PYTHON)" "$(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
