@@ -2,6 +2,7 @@
  *
  * A "cubin" for it is the bytes 7f 45 4c 46 and a text: one line a kernel, `name size size ...`, the sizes of its parameters
  * in bytes; it needs them to copy parameters, as the real driver reads them from the ELF. Read and steered by ctypes. */
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,16 +32,18 @@ _Static_assert(sizeof(Map) <= 128, "a tensor map has 128 bytes");
 
 static Kernel kernels[MAX_KERNELS];
 static Launch launches[MAX_LAUNCHES];
-static uint32_t num_kernels, num_launches, num_loads, num_functions;
-static uintptr_t stack[MAX_CONTEXTS];
-static int depth, capability[2] = {9, 0}, fail_code;
+static uint32_t num_kernels, num_loads, num_functions;
+static atomic_uint num_launches;
+static _Thread_local uintptr_t stack[MAX_CONTEXTS];
+static _Thread_local int depth;
+static int capability[2] = {9, 0}, fail_code;
 static char fail_call[64];
 
 static int failing(const char *call) { return strcmp(fail_call, call) == 0 ? fail_code : 0; }
 #define CHECK(call) do { int code_ = failing(call); if (code_) return code_; } while (0)
 
 /* ---- steering ---- */
-void fake_reset(void) { num_kernels = num_launches = num_loads = num_functions = 0, depth = 0, fail_call[0] = 0, capability[0] = 9, capability[1] = 0; }
+void fake_reset(void) { num_kernels = num_loads = num_functions = 0, num_launches = 0, depth = 0, fail_call[0] = 0, capability[0] = 9, capability[1] = 0; }
 void fake_fail(const char *call, int code) { snprintf(fail_call, sizeof fail_call, "%s", call), fail_code = code; }
 void fake_capability(int major, int minor) { capability[0] = major, capability[1] = minor; }
 uint32_t fake_num_launches(void) { return num_launches; }
@@ -80,7 +83,8 @@ int cuCtxPopCurrent_v2(void **context) { if (!depth) return INVALID_VALUE; *cont
 int cuLibraryLoadData(void **library, const void *code, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
     (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
     CHECK("cuLibraryLoadData");
-    char line[1024], *word, *text = strdup((const char *)code + 4), *rest = text, *end;
+    char line[1024], *word, *text = malloc(strlen((const char *)code + 4) + 1), *rest = text, *end;
+    strcpy(text, (const char *)code + 4);
     uint32_t first = num_kernels;
     for (; (end = strchr(rest, '\n')); rest = end + 1) {
         snprintf(line, sizeof line, "%.*s", (int)(end - rest), rest);
@@ -134,8 +138,8 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
     CHECK("cuLaunchKernelEx");
     const Kernel *kernel = function;
     const Attribute *attributes = config->attributes;
-    Launch *launch = &launches[num_launches];
     if (!depth || extra || num_launches == MAX_LAUNCHES || config->smem > (uint32_t)kernel->max_dynamic_smem) return INVALID_VALUE;
+    Launch *launch = &launches[num_launches++];
     memset(launch, 0, sizeof *launch);
     memcpy(launch->kernel, kernel->name, sizeof launch->kernel);
     memcpy(launch->grid, &config->gx, 12), memcpy(launch->block, &config->bx, 12);
@@ -154,6 +158,5 @@ int cuLaunchKernelEx(const Config *config, void *function, void **params, void *
         memcpy(launch->bytes + launch->num_bytes, params[i], kernel->sizes[i]);
         launch->num_bytes += kernel->sizes[i];
     }
-    num_launches++;
     return 0;
 }
