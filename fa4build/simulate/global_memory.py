@@ -29,6 +29,7 @@ class GlobalMemory:
         self.buffers: list[Buffer] = []
         self._next = _FIRST_ADDRESS
         self._last: Buffer | None = None
+        self._roots: dict[int, int] = {}
 
     def add(self, name: str, array: np.ndarray, *, read_only: bool = False) -> int:
         """Makes an array visible to kernels.
@@ -46,6 +47,20 @@ class GlobalMemory:
         self.buffers.append(buffer)
         self._next += (len(data) + _GAP) // 256 * 256
         return buffer.base
+
+    def add_view(self, name: str, array: np.ndarray) -> int:
+        """Makes the memory behind an array visible and returns the address of its first element.
+
+        A strided view registers the contiguous array it was cut from (once for all its views).
+        """
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        start = root.__array_interface__["data"][0]
+        known = self._roots.get(start)
+        if known is None:
+            known = self._roots[start] = self.add(name, root)
+        return known + array.__array_interface__["data"][0] - start
 
     def find(self, address: int, size: int, what: str) -> Buffer:
         """The buffer that holds [address, address + size).
