@@ -3,8 +3,8 @@
 Rules (their numbers are used in messages): V1 number, size and alignment of parameters as in PTX `.param`; V2 their
 offsets and total size as in the cubin's parameter table; V3 block size as `.reqntid`, cluster as `.reqnctapercluster`
 where PTX has one, dynamic shared memory within a block's limit; V4 tensor maps that hardware can use; V6 the kernel
-reads no byte that the plan leaves undefined. V5 (no overlaps, no gaps but padding) is checked when a plan is read and extracted;
-V8 (equal to an interpretation of host code) and V9 (launches under conditions) are the extractor's.
+reads no byte that the plan leaves undefined. V5 (no overlaps, no gaps but padding) is checked on reading and
+extraction; V8 (equal to an interpretation of host code) and V9 (launches under conditions) are the extractor's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PtxEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTable:
-    """A cubin's view, in bytes: (offset, size) of each parameter, their start in the constant bank, their total size."""
+    """A cubin's view, in bytes: (offset, size) of each parameter, start in the constant bank, total size."""
 
     params: tuple[tuple[int, int], ...]
     bank_base: int

@@ -61,7 +61,7 @@ def _draw(name: str, type_: str, rng: random.Random) -> int | float:
         return rng.randrange(2)
     if type_ in ("i8", "i16"):
         return rng.randrange(1, 100)
-    return rng.randrange(1, 1 << rng.randrange(1, 14))
+    return rng.randrange(1, 1 << rng.randrange(4, 14))
 
 
 def _repair(nodes: Sequence[Node], expr: int, inputs: dict[str, int | float], values: Sequence[int | float]) -> None:
