@@ -41,7 +41,7 @@ def fake_driver_path(tmp_path_factory):
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def fake(fake_driver_path):
     """Records and steering of the stand-in driver, reset."""
     from tests.runtime.fake import FakeDriver

@@ -42,7 +42,7 @@ def forward_shapes(batch, seqlen_q, seqlen_k, heads, heads_kv, head_dim):
 SCALARS = [0.125, 1 << 30, 0, 132]
 
 
-@pytest.fixture()
+@pytest.fixture
 def bind(launcher, fake):
     """Makes a Launch on device 0 of the stand-in driver from a plan document."""
     driver = launcher.Driver(fake.path)
@@ -55,7 +55,7 @@ def bind(launcher, fake):
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def forward(bind):
     return bind(forward_plan("kernel"), fake_cubin(kernel=(128, 40)))
 

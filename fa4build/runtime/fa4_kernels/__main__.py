@@ -1,0 +1,98 @@
+"""`python -m fa4_kernels doctor | list | explain`: what is installed, and what a call would use. Loads no kernel."""
+
+import argparse
+import sys
+
+from . import __version__
+from .abi import ABI_HASH
+from .dispatch import EVIDENCE_LEVELS, Device, Problem, dispatch
+from .errors import FA4KernelsError
+from .loader import DRIVER_PATH, Runtime
+from .packs import RefusedPack, installed_packs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status: 0, or 1 when what was asked for does not work here."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fa4_kernels", description="Ahead-of-time FlashAttention-4 kernels."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser("doctor", help="check launcher, driver, devices and packs")
+    doctor.add_argument("--driver", default=DRIVER_PATH, help="path of the CUDA driver library")
+    listing = commands.add_parser("list", help="list installed kernels")
+    listing.add_argument("--target", help="only this target, e.g. sm_90a")
+    explain = commands.add_parser("explain", help="say which kernel a forward call would use, and why no other")
+    explain.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "e4m3", "e5m2"))
+    explain.add_argument("--head-dim", type=int, default=128)
+    explain.add_argument("--head-dim-v", type=int, help="that of v, if another")
+    explain.add_argument("--mask", default="full", choices=("full", "causal", "local"))
+    explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
+    options = parser.parse_args(arguments)
+    run = {"doctor": _doctor, "list": _list, "explain": _explain}[options.command]
+    return run(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    print(f"fa4-kernels {__version__}, ABI {ABI_HASH[:12]}, Python {sys.version.split()[0]}")
+    packs = installed_packs()
+    for pack in packs:
+        if isinstance(pack, RefusedPack):
+            print(f"pack {pack.name}: not used: {pack.reason}")
+        else:
+            manifest = pack.manifest
+            targets = ", ".join(manifest.targets)
+            print(f"pack {manifest.pack} {manifest.version}: {len(manifest.entries)} kernels for {targets}")
+    if not packs:
+        print("no pack is installed: pip install 'fa4-kernels[sm90]' (or sm100, sm103)")
+    try:
+        runtime = Runtime(driver_path=options.driver, packs=packs, stream_of=lambda ordinal: 0)
+        major, minor = runtime.driver_version
+        print(f"driver {options.driver}: CUDA {major}.{minor}")
+        served = [_device_line(runtime, ordinal) for ordinal in range(runtime.num_devices)]
+    except FA4KernelsError as error:
+        print(f"not usable here: {error}")
+        return 1
+    if not served:
+        print("the driver sees no device")
+    return 0 if any(served) and all(not isinstance(pack, RefusedPack) for pack in packs) else 1
+
+
+def _device_line(runtime: Runtime, ordinal: int) -> bool:
+    """Print one device; whether an installed kernel runs on it."""
+    device = runtime.device(ordinal)
+    packs = (pack for pack in runtime.packs if not isinstance(pack, RefusedPack))
+    count = sum(entry.target == device.target for pack in packs for entry in pack.manifest.entries)
+    print(f"device {ordinal}: {device}, {device.sm_count} SMs: {count} kernels installed")
+    return count > 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    shown = 0
+    for pack in installed_packs():
+        if isinstance(pack, RefusedPack):
+            print(f"{pack.name}: not used: {pack.reason}", file=sys.stderr)
+            continue
+        for entry in pack.manifest.entries:
+            if options.target in (None, entry.target):
+                levels = ",".join(level for level in EVIDENCE_LEVELS if entry.evidence.get(level)) or "-"
+                origin = f"{pack.manifest.pack} {pack.manifest.version}"
+                print(f"{entry.id}  {entry.target}  {origin}  {levels}")
+                shown += 1
+    return 0 if shown else 1
+
+
+def _explain(options: argparse.Namespace) -> int:
+    try:
+        major, minor = (int(part) for part in options.capability.split("."))
+    except ValueError:
+        print(f"--capability {options.capability}: two numbers are expected, e.g. 9.0", file=sys.stderr)
+        return 2
+    head_dim_v = options.head_dim if options.head_dim_v is None else options.head_dim_v
+    problem = Problem(dtype=options.dtype, head_dim=options.head_dim, head_dim_v=head_dim_v, mask=options.mask)
+    decision = dispatch(problem, Device(name="this GPU", compute_capability=(major, minor)), installed_packs())
+    print(decision)
+    return 0 if decision.entry else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

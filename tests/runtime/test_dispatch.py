@@ -1,0 +1,205 @@
+"""Contract: dispatch is a pure function. It picks an entry that computes exactly the problem on exactly the device, or
+none; every entry looked at is in the trace with its reasons; the error says what to do next.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fa4_kernels.dispatch import Device, Problem, chosen, dispatch, variant_id
+from fa4_kernels.errors import NoKernelError
+from fa4_kernels.packs import Blob, Entry, Manifest, Pack, RefusedPack
+
+from tests.runtime.fake import entry_axes
+
+H200 = Device(name="NVIDIA H200", compute_capability=(9, 0))
+B200 = Device(name="NVIDIA B200", compute_capability=(10, 0))
+A100 = Device(name="NVIDIA A100", compute_capability=(8, 0))
+BLOB = Blob(group=0, offset=0, size=1, sha256="")
+STATIC = {"static": True, "simulated": None, "silicon": None}
+CAUSAL_128 = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
+
+
+def entry(variant_id, *, target="sm_90a", evidence=STATIC, **changed_axes):
+    op, axes = entry_axes(variant_id)
+    axes |= changed_axes
+    return Entry(id=variant_id, op=op, target=target, axes=axes, cubin=BLOB, plan=BLOB, symbols=(), evidence=evidence)
+
+
+def pack(*entries, name="fa4-kernels-sm90a"):
+    manifest = Manifest(pack=name, version="0.1.0", targets=("sm_90a",), groups=(), entries=entries)
+    return Pack(manifest=manifest, directory=Path())
+
+
+SM90 = pack(
+    entry("fwd-sm90a-bf16-hd128-causal"),
+    entry("fwd-sm90a-bf16-hd128-full"),
+    entry("fwd-sm90a-bf16-hd192x128-causal"),
+    entry("fwd-sm90a-fp16-hd128-causal"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, "fwd-sm90a-bf16-hd128-causal", id="as asked"),
+        pytest.param({"dtype": "fp16"}, "fwd-sm90a-fp16-hd128-causal", id="dtype"),
+        pytest.param({"head_dim": 192}, "fwd-sm90a-bf16-hd192x128-causal", id="head_dim and head_dim_v"),
+        pytest.param({"mask": "full"}, "fwd-sm90a-bf16-hd128-full", id="mask"),
+        pytest.param({"deterministic": True}, "fwd-sm90a-bf16-hd128-causal", id="a forward always is deterministic"),
+        pytest.param({"dtype": "e4m3"}, None, id="no such dtype"),
+        pytest.param({"head_dim": 64, "head_dim_v": 64}, None, id="no such head_dim"),
+        pytest.param({"mask": "local"}, None, id="causal never stands in for local"),
+        pytest.param({"layout": "varlen"}, None, id="no such layout"),
+        pytest.param({"op": "bwd"}, None, id="no such op"),
+        pytest.param({"features": frozenset({"softcap"})}, None, id="no softcap"),
+    ],
+)
+def test_only_an_exact_match_is_chosen(changes, expected):
+    """One axis a row: the entry that differs in nothing, or none."""
+    decision = dispatch(replace(CAUSAL_128, **changes), H200, [SM90])
+
+    assert (decision.entry.id if decision.entry else None) == expected
+
+
+@pytest.mark.parametrize("device", [B200, A100, Device(name="next", compute_capability=(9, 1))])
+def test_a_cubin_runs_on_its_own_capability_only(device):
+    """`a` targets promise no other device, older, newer or of another family."""
+    decision = dispatch(CAUSAL_128, device, [SM90])
+
+    assert decision.entry is None
+    assert all("runs on compute capability 9.0 only" in item.reasons for item in decision.trace)
+
+
+def test_every_entry_appears_in_the_trace_with_all_its_reasons():
+    """Two entries fail on one axis, one on two; the exact words."""
+    decision = dispatch(CAUSAL_128, H200, [SM90])
+    reasons = {item.entry.id: item.reasons for item in decision.trace}
+
+    assert reasons == {
+        "fwd-sm90a-bf16-hd128-causal": (),
+        "fwd-sm90a-bf16-hd128-full": ("mask is full",),
+        "fwd-sm90a-bf16-hd192x128-causal": ("head_dim is 192",),
+        "fwd-sm90a-fp16-hd128-causal": ("dtype is fp16",),
+    }
+
+
+def test_a_feature_that_was_not_asked_for_is_a_refusal():
+    """A cubin with softcap computes something else; so does one with an axis this dispatcher never heard of."""
+    softcap = entry("fwd-sm90a-bf16-hd128-causal-softcap", softcap=True)
+    unheard = entry("fwd-sm90a-bf16-hd128-causal-alibi", alibi=2)
+    trace = dispatch(CAUSAL_128, H200, [pack(softcap, unheard)]).trace
+    call = "is called in a way this fa4-kernels does not know; upgrade fa4-kernels"
+
+    assert [item.reasons for item in trace] == [("was built with softcap", call), ("was built with alibi = 2", call)]
+
+
+def test_a_feature_this_version_cannot_pass_is_a_refusal():
+    """An entry with sink, asked for with sink: the argument list has no place for it yet, so it is not called."""
+    sink = entry("fwd-sm90a-bf16-hd128-causal-sink", sink=True)
+    problem = replace(CAUSAL_128, features=frozenset({"sink"}))
+    (considered,) = dispatch(problem, H200, [pack(sink)]).trace
+
+    assert considered.reasons == ("is called in a way this fa4-kernels does not know; upgrade fa4-kernels",)
+
+
+def test_how_a_kernel_works_does_not_matter():
+    """cta_group is no part of a problem."""
+    two_cta = entry("fwd-sm100a-bf16-hd128-full-2cta", target="sm_100a", cta_group=2)
+    decision = dispatch(replace(CAUSAL_128, mask="full"), B200, [pack(two_cta)])
+
+    assert decision.entry is two_cta
+
+
+def test_more_evidence_wins_then_the_first_id():
+    """Silicon before simulated before static; equal evidence: alphabetical."""
+    on_silicon = entry("fwd-sm90a-bf16-hd128-causal", evidence=STATIC | {"silicon": {"device": "H200"}})
+    other = replace(on_silicon, id="fwd-sm90a-bf16-hd128-causal-2cta", evidence=STATIC)
+    first = replace(on_silicon, id="fwd-sm90a-bf16-hd128-a", evidence=STATIC)
+
+    assert dispatch(CAUSAL_128, H200, [pack(first, other, on_silicon)]).entry is on_silicon
+    assert dispatch(CAUSAL_128, H200, [pack(other, first)]).entry is first
+
+
+def test_evidence_can_be_required():
+    """An entry that has not passed the level is refused with that reason."""
+    (considered,) = dispatch(CAUSAL_128, H200, [pack(SM90.manifest.entries[0])], evidence="silicon").trace
+
+    assert considered.reasons == ("has no silicon evidence",)
+
+
+def text_of_refusal(problem, device, packs):
+    with pytest.raises(NoKernelError) as caught:
+        chosen(dispatch(problem, device, packs))
+    return str(caught.value)
+
+
+def test_the_error_says_what_was_considered_and_what_to_build():
+    """The whole text for one refusal: nearest first, then the next step."""
+    text = text_of_refusal(replace(CAUSAL_128, head_dim=96, head_dim_v=96), H200, [SM90])
+
+    assert text == (
+        "no kernel for fwd, dense, bf16, head_dim 96, mask causal on NVIDIA H200 "
+        "(compute capability 9.0, target sm_90a).\n"
+        "Considered: 4 kernels:\n"
+        "  fwd-sm90a-bf16-hd128-causal (fa4-kernels-sm90a): head_dim is 128; head_dim_v is 128\n"
+        "  fwd-sm90a-bf16-hd192x128-causal (fa4-kernels-sm90a): head_dim is 192; head_dim_v is 128\n"
+        "  fwd-sm90a-bf16-hd128-full (fa4-kernels-sm90a): head_dim is 128; head_dim_v is 128; mask is full\n"
+        "  fwd-sm90a-fp16-hd128-causal (fa4-kernels-sm90a): dtype is fp16; head_dim is 128; head_dim_v is 128\n"
+        "What to do: if fa4build can build it, add it to the matrix and install the new pack: "
+        "fa4build matrix --arch sm90 --select 'fwd-sm90a-bf16-hd96-causal' && fa4build wheel --arch sm90."
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "packs", "step"),
+    [
+        pytest.param(CAUSAL_128, B200, [SM90], "pip install 'fa4-kernels[sm100]'", id="no pack for this GPU"),
+        pytest.param(CAUSAL_128, H200, [], "pip install 'fa4-kernels[sm90]'", id="no pack at all"),
+        pytest.param(
+            CAUSAL_128, A100, [SM90], "use a GPU of compute capability 9.0, 10.0, 10.3", id="GPU without target"
+        ),
+        pytest.param(
+            replace(CAUSAL_128, features=frozenset({"score_mod"})), H200, [SM90], "call without score_mod", id="feature"
+        ),
+    ],
+)
+def test_the_next_step_fits_the_cause(problem, device, packs, step):
+    """Install a pack, use another GPU, or leave out a feature."""
+    assert step in text_of_refusal(problem, device, packs)
+
+
+def test_refused_packs_are_told():
+    """A damaged or newer pack is part of the answer."""
+    broken = RefusedPack(name="fa4-kernels-sm90a", reason="its manifest has schema 2")
+    text = text_of_refusal(CAUSAL_128, H200, [broken])
+
+    assert "pack fa4-kernels-sm90a is not used: its manifest has schema 2" in text
+
+
+def test_a_long_trace_is_cut():
+    """Twelve entries are shown, the nearest; the rest is a number."""
+    entries = [entry(f"fwd-sm90a-fp16-hd{dim}-full") for dim in range(8, 168, 8)]
+    text = text_of_refusal(CAUSAL_128, H200, [pack(*entries)])
+
+    assert "and 8 more" in text
+    assert len(text.splitlines()) == 16
+
+
+def test_the_id_to_build_is_one_that_the_builder_parses():
+    """What the error tells people to select is an id of fa4build, and means the problem."""
+    from fa4build.variants import parse_variant
+
+    problems = [replace(CAUSAL_128, head_dim=192), replace(CAUSAL_128, layout="varlen", mask="local")]
+    problems += [replace(CAUSAL_128, features=frozenset({"softcap", "sink", "split"}))]
+    for problem in problems:
+        variant = parse_variant(variant_id(problem, "sm_90a"))
+
+        assert (variant.op, variant.dtype, variant.layout, variant.mask) == (
+            "fwd",
+            "bf16",
+            problem.layout,
+            problem.mask,
+        )
+        assert (variant.head_dim, variant.head_dim_v) == (problem.head_dim, problem.head_dim_v)
+        assert {name for name in ("softcap", "sink", "split") if getattr(variant, name)} == problem.features

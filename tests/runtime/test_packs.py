@@ -1,0 +1,179 @@
+"""Contract: a byte of a pack is used only after it was proven against the manifest, by a dispatcher of the same ABI.
+
+A pack that cannot be used is a reason in the trace, never a crash and never half loaded.
+"""
+
+import json
+import sys
+
+import pytest
+from fa4_kernels import packs
+from fa4_kernels.abi import ABI_HASH, SIGNATURES
+from fa4_kernels.errors import PackError
+from fa4_kernels.packs import Pack, PackReader, RefusedPack
+
+from tests.runtime.fake import fake_cubin, write_pack
+
+IDS = ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-fp16-hd64-full"]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return write_pack(tmp_path / "pack", IDS)
+
+
+def opened(directory):
+    pack = packs.open_pack("test", directory)
+    assert isinstance(pack, Pack), pack
+    return pack
+
+
+def test_blobs_come_out_as_they_went_in(directory):
+    """Cubin and plan of each entry, from one group."""
+    pack, reader = opened(directory), PackReader()
+    for entry in pack.manifest.entries:
+        cubin, plan = reader.read(pack, entry)
+
+        assert cubin == fake_cubin(**{entry.symbols[0]: (128, 40)})
+        assert json.loads(plan)["launches"][0]["kernel"] == entry.symbols[0]
+
+
+def set_in(document, path, value):
+    *way, last = path
+    for step in way:
+        document = document[step]
+    document[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        pytest.param(["schema"], 2, "schema 2, this fa4-kernels reads 1 to 1; upgrade", id="newer schema"),
+        pytest.param(["schema"], "1", "schema '1'", id="schema as text"),
+        pytest.param(
+            ["abi"], "0" * 64, f"made for ABI 000000000000, this fa4-kernels has {ABI_HASH[:12]}", id="other ABI"
+        ),
+        pytest.param(["entries", 0, "cubin", "group"], 1, "group 1 of 1", id="group out of range"),
+        pytest.param(["entries", 0, "cubin", "group"], -1, "group -1 of 1", id="negative group"),
+        pytest.param(["entries", 0, "plan", "size"], 1 << 40, "of its group", id="past the end of the group"),
+        pytest.param(["entries", 1, "cubin", "offset"], -5, "bytes -5", id="negative offset"),
+        pytest.param(["groups", 0, "file"], "../group-000.xz", "'../group-000.xz'", id="file outside the pack"),
+        pytest.param(["groups", 0, "raw_size"], 1 << 40, "of 1099511627776 bytes", id="group of a terabyte"),
+        pytest.param(["entries", 0, "axes"], None, "damaged", id="no axes"),
+        pytest.param(["groups"], "none", "damaged", id="groups as text"),
+    ],
+)
+def test_a_manifest_outside_the_contract_is_refused_with_its_reason(tmp_path, path, value, reason):
+    """One field a row."""
+    directory = write_pack(tmp_path / "pack", IDS, change=lambda document: set_in(document, path, value))
+    pack = packs.open_pack("test", directory)
+
+    assert isinstance(pack, RefusedPack)
+    assert reason in pack.reason
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'"x"', b'{"schema"', b"\xff\xfe"])
+def test_a_damaged_manifest_is_refused(directory, text):
+    """Truncated, of another form, or no text at all."""
+    (directory / "manifest.json").write_bytes(text)
+    pack = packs.open_pack("test", directory)
+
+    assert isinstance(pack, RefusedPack)
+    assert "its manifest is damaged" in pack.reason
+
+
+def test_a_missing_manifest_is_refused(directory):
+    """A package without the file."""
+    (directory / "manifest.json").unlink()
+
+    assert "cannot be read" in packs.open_pack("test", directory).reason
+
+
+def test_a_flipped_byte_in_a_group_is_found(directory):
+    """Every position: first, middle and last byte of the stored group."""
+    path = directory / "group-000.xz"
+    stored = path.read_bytes()
+    pack = opened(directory)
+    for place in (0, len(stored) // 2, len(stored) - 1):
+        damaged = bytearray(stored)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+
+        with pytest.raises(
+            PackError, match=r"group-000\.xz differs from the manifest's size or sha256\. Nothing was loaded"
+        ):
+            PackReader().read(pack, pack.manifest.entries[0])
+
+
+def test_a_missing_group_is_an_error(directory):
+    """The manifest is there, its data is not."""
+    pack = opened(directory)
+    (directory / "group-000.xz").unlink()
+
+    with pytest.raises(PackError, match=r"group-000\.xz cannot be read"):
+        PackReader().read(pack, pack.manifest.entries[0])
+
+
+def test_a_blob_is_proven_even_if_its_group_is(tmp_path):
+    """A manifest whose group hash was made to fit still states the hash of each blob."""
+    path = ["entries", 0, "cubin", "sha256"]
+    directory = write_pack(tmp_path / "pack", IDS, change=lambda document: set_in(document, path, "0" * 64))
+    pack = opened(directory)
+
+    with pytest.raises(PackError, match="fwd-sm90a-bf16-hd128-causal: bytes of its group differ"):
+        PackReader().read(pack, pack.manifest.entries[0])
+
+
+def test_a_group_larger_than_promised_is_not_decompressed(tmp_path):
+    """The decoder stops one byte past the promised size."""
+    path = ["groups", 0, "raw_size"]
+    directory = write_pack(tmp_path / "pack", IDS)
+    size = json.loads((directory / "manifest.json").read_text())["groups"][0]["raw_size"]
+    write_pack(directory, IDS, change=lambda document: set_in(document, path, size - 1) or document["entries"].pop())
+    pack = opened(directory)
+
+    with pytest.raises(PackError, match=f"holds {size} bytes, the manifest says {size - 1}"):
+        PackReader().read(pack, pack.manifest.entries[0])
+
+
+def test_packs_are_found_by_entry_point(tmp_path, monkeypatch):
+    """An installed distribution announces its package; a second, broken one does not hide it."""
+    site = tmp_path / "site"
+    write_pack(site / "fa4_kernels_good", IDS)
+    for name in ("good", "broken"):
+        info = site / f"fa4_kernels_{name}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fa4-kernels-{name}\nVersion: 0.1.0\n")
+        point = f"[fa4_kernels.packs]\nfa4-kernels-{name} = fa4_kernels_{name}\n"
+        (info / "entry_points.txt").write_text(point)
+    monkeypatch.syspath_prepend(str(site))
+
+    broken, good = packs.installed_packs()
+
+    assert (broken.name, good.manifest.pack) == ("fa4-kernels-broken", "fa4-kernels-test")
+    assert "fa4_kernels_broken cannot be imported" in broken.reason
+    assert isinstance(good, Pack)
+    sys.modules.pop("fa4_kernels_good", None)
+
+
+def test_signatures_are_those_of_the_builder():
+    """abi.py states what fa4build.codegen.signature gives for every dtype: names, order, types, shapes, alignment."""
+    from fa4build.codegen.signature import ScalarArg, signature_for
+    from fa4build.variants import parse_variant
+
+    for variant_id in ("fwd-sm90a-bf16-hd192x128-causal", "fwd-sm90a-fp16-hd64-full", "fwd-sm100a-e4m3-hd128-full"):
+        variant = parse_variant(variant_id)
+        words = {"variant": variant.dtype, "output": "bf16" if variant.dtype == "e4m3" else variant.dtype}
+        extents = {"head_dim": variant.head_dim, "head_dim_v": variant.head_dim_v}
+        expected = []
+        for name, kind, dtype, *rest in SIGNATURES["fwd/dense"]:
+            shape = tuple(extents.get(extent, extent) for extent in rest[0]) if rest else None
+            expected.append((name, kind, words.get(dtype, dtype), shape, rest[1] if rest else None))
+        actual = [
+            (a.name, "scalar", a.dtype, None, None)
+            if isinstance(a, ScalarArg)
+            else (a.name, "tensor", a.dtype, a.shape, a.align_bytes)
+            for a in signature_for(variant)
+        ]
+
+        assert actual == expected
