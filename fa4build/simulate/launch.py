@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fa4build.errors import SimulationError
+from fa4build.simulate.cluster_launch_control import GridWork
 from fa4build.simulate.engine import SCHEDULES, Engine
 from fa4build.simulate.global_memory import GlobalMemory
 from fa4build.simulate.machine import SHARED_MAXIMUM, Cluster
@@ -36,7 +37,6 @@ class SimLaunch:
     shared_names: tuple[tuple[str, int, int, int], ...] = ()
     by_warp: bool = False
     tensor_maps: dict = field(default_factory=dict)
-    grid_work: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +81,15 @@ def run_launch(
     _validate(launch, program.function)
     observer = _observer(checks, program)
     instructions = 0
-    waiting = _cluster_origins(launch)
-    for start in range(0, len(waiting), concurrent_clusters):
-        clusters = [
-            Cluster(launch, program, module, memory, Engine(schedule, seed + index), observer, index, waiting[index])
-            for index in range(start, min(start + concurrent_clusters, len(waiting)))
-        ]
-        scheduler = Scheduler(
-            clusters, schedule=schedule, seed=seed + start, limit=INSTRUCTION_LIMIT, kernel=launch.kernel
-        )
+    work = GridWork(_cluster_origins(launch))
+    index = 0
+    while origins := [o for o in (work.take() for _ in range(concurrent_clusters)) if o is not None]:
+        clusters = []
+        for origin in origins:
+            engine = Engine(schedule, seed + index)
+            clusters.append(Cluster(launch, program, module, memory, engine, observer, work, index, origin))
+            index += 1
+        scheduler = Scheduler(clusters, schedule=schedule, seed=seed + index, limit=INSTRUCTION_LIMIT, kernel=launch.kernel)
         scheduler.run()
         _finish(launch, clusters, observer)
         instructions += scheduler.warp_instructions

@@ -162,11 +162,12 @@ class Cluster:
     """CTAs that run together. `parameters`: the kernel's parameter block."""
 
     def __init__(
-        self, launch, program, module, memory, engine, observer, index: int, first_ctaid: tuple[int, int, int]
+        self, launch, program, module, memory, engine, observer, grid_work, index: int, first_ctaid: tuple[int, int, int]
     ):
         self.memory, self.engine, self.observer, self.module, self.index = memory, engine, observer, module, index
         self.parameters, self.shared_names = launch.parameters, launch.shared_names
-        self.grid_work = launch.grid_work
+        self.grid_work = grid_work
+        self.claim_failed = False
         self.tensor_maps = launch.tensor_maps
         self.scheduler = None
         self.barrier = ClusterBarrier(self)

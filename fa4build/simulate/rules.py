@@ -1,13 +1,16 @@
 """Loads every table of opcode rules."""
 
-from fa4build.simulate import (
+from fa4build.simulate import (  # noqa: F401
     async_copies,
+    atomics,
     barriers,
+    cluster_launch_control,
     float_alu,
     integer_alu,
     memory,
     moves,
+    tcgen05,
     tensor_copies,
     warp_ops,
     wgmma,
-)  # noqa: F401
+)
