@@ -38,8 +38,17 @@ for machine in ("x86_64", "aarch64"):
 """
 
 
+def copy_checkout(source: Path, target: Path) -> Path:
+    """What is needed of a checkout to write wheels."""
+    target.mkdir(parents=True)
+    for name in ("fa4build", "tests"):
+        shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "LICENSE", target)
+    return target
+
+
 def write_wheels(
-    out: Path, *, checkout: Path = ROOT, umask: str = "022", python: str = sys.executable, **environment: str
+    out: Path, checkout: Path, *, umask: str = "022", python: str = sys.executable, **environment: str
 ) -> dict[str, bytes]:
     """All wheels, written by a process of its own from a checkout; file name -> bytes."""
     variables = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", **environment}
@@ -50,10 +59,16 @@ def write_wheels(
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout, so that editing it while the tests run is no difference between two wheels."""
+    return copy_checkout(ROOT, tmp_path_factory.mktemp("checkout") / "first")
+
+
+@pytest.fixture(scope="module")
+def dist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one pack wheel and both runtime wheels."""
     out = tmp_path_factory.mktemp("wheels") / "dist"
-    write_wheels(out)
+    write_wheels(out, checkout)
     return out
 
 
@@ -73,24 +88,22 @@ def test_names(dist: Path) -> None:
     ]
 
 
-def test_bytes_do_not_depend_on_directory_user_time_zone_or_hash_seed(dist: Path, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_directory_user_time_zone_or_hash_seed(
+    dist: Path, checkout: Path, tmp_path: Path
+) -> None:
     """The axes of the artifacts come out of a set, so their order differs with the hash seed as well."""
-    checkout = tmp_path / "another" / "checkout"
-    checkout.mkdir(parents=True)
-    for name in ("fa4build", "tests"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "LICENSE", checkout)
+    other = copy_checkout(checkout, tmp_path / "another" / "place")
     elsewhere = {"TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "12345", "LANG": "C", "SOURCE_DATE_EPOCH": "1000000000"}
-    again = write_wheels(tmp_path / "out", checkout=checkout, umask="077", HOME=str(tmp_path), **elsewhere)
+    again = write_wheels(tmp_path / "out", other, umask="077", HOME=str(tmp_path), **elsewhere)
 
     assert again == {path.name: path.read_bytes() for path in sorted(dist.iterdir())}
 
 
-def test_no_path_or_user_is_inside(dist: Path) -> None:
+def test_no_path_or_user_is_inside(dist: Path, checkout: Path) -> None:
     """Neither the checkout nor the home directory is named in any wheel."""
     for path in dist.iterdir():
         data = path.read_bytes()
-        assert str(ROOT).encode() not in data
+        assert str(checkout).encode() not in data
         assert f"{Path.home()}/".encode() not in data
 
 
@@ -189,7 +202,7 @@ def test_extra_resolves_to_the_pack(dist: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
-def test_bytes_do_not_depend_on_the_python_release(dist: Path, tmp_path: Path, version: str) -> None:
+def test_bytes_do_not_depend_on_the_python_release(dist: Path, checkout: Path, tmp_path: Path, version: str) -> None:
     """Another interpreter with its own zlib, liblzma and json: equal bytes."""
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "-c", "import venv, ensurepip"], capture_output=True).returncode:
@@ -201,5 +214,7 @@ def test_bytes_do_not_depend_on_the_python_release(dist: Path, tmp_path: Path, v
     compiler = f"ziglang=={importlib.metadata.version('ziglang')}"
     subprocess.run([other, "-m", "pip", "install", "--quiet", *needed, compiler], check=True, timeout=300)
 
-    assert write_wheels(tmp_path / "out", python=other) == {p.name: p.read_bytes() for p in sorted(dist.iterdir())}
+    assert write_wheels(tmp_path / "out", checkout, python=other) == {
+        p.name: p.read_bytes() for p in sorted(dist.iterdir())
+    }
     assert COMPILER_CACHE.is_dir()
