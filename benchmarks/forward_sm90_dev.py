@@ -226,21 +226,25 @@ def check(function, candidate: Candidate, problem: Problem, seed: int) -> dict:
     return {"error": error, "allowed": allowed, "lse_error": lse_error, "failed": failed}
 
 
-def median_ms(call, inputs, repeats: int) -> float:
-    """Median device time of call(*one of inputs), rotating inputs, after two warm-up calls."""
+def rounds_ms(calls: dict, inputs, options) -> dict[str, list[float]]:
+    """Device times of every call, in rounds over all of them so that clock and temperature drift hit each alike.
+
+    A round times `options.repeats` launches of each call with one event pair each, rotating the inputs.
+    """
     import torch
 
-    for i in range(2):
-        call(*inputs[i % len(inputs)])
-    times = []
-    for i in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call(*inputs[i % len(inputs)])
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
+    times = {name: [] for name in calls}
+    for round_ in range(options.rounds + 1):
+        for name, call in calls.items():
+            for i in range(options.repeats):
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                call(*inputs[i % len(inputs)])
+                stop.record()
+                stop.synchronize()
+                if round_:  # the first round warms up
+                    times[name].append(start.elapsed_time(stop))
+    return times
 
 
 def flops(b, s, h, d, dv, mask: str) -> float:
@@ -261,16 +265,16 @@ def timing_inputs(candidate: Candidate, batch: int, seqlen: int, heads: int):
     return sets
 
 
-def time_ours(function, candidate: Candidate, batch: int, seqlen: int, heads: int, repeats: int) -> float:
+def our_call(function, candidate: Candidate, inputs):
+    """call(q, k, v) with outputs allocated once."""
     import torch
 
-    sets = timing_inputs(candidate, batch, seqlen, heads)
-    dv = candidate.head_dim_v or candidate.head_dim
-    out = torch.empty(batch, seqlen, heads, dv, device="cuda", dtype=sets[0][0].dtype)
+    batch, seqlen, heads, _ = inputs[0][0].shape
+    out = torch.empty_like(inputs[0][2])
     lse = torch.empty(batch, heads, seqlen, device="cuda")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     scale, window = candidate.head_dim**-0.5, (TIMED_WINDOW, 0)
-    return median_ms(lambda q, k, v: function(q, k, v, out, lse, scale, *window, sms), sets, repeats)
+    return lambda q, k, v: function(q, k, v, out, lse, scale, *window, sms)
 
 
 def peer_calls(candidate: Candidate) -> dict:
@@ -278,7 +282,8 @@ def peer_calls(candidate: Candidate) -> dict:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    causal = candidate.mask == "causal"
+    causal, is_local = candidate.mask == "causal", candidate.mask == "local"
+    window = (TIMED_WINDOW, 0) if is_local else (None, None)
 
     def sdpa(backend):
         def call(q, k, v):
@@ -289,76 +294,82 @@ def peer_calls(candidate: Candidate) -> dict:
 
         return call
 
-    calls = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
+    calls = {} if is_local else {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
     try:
         from flash_attn.cute import flash_attn_func
 
-        calls["fa4"] = lambda q, k, v: flash_attn_func(q, k, v, causal=causal)
+        calls["fa4"] = lambda q, k, v: flash_attn_func(q, k, v, causal=causal, window_size=window)
     except ImportError as error:
         print("no flash_attn.cute:", error)
     return calls
 
 
-def work(index, count, candidates, options, barrier, lock, results):
-    """One process: compiles and checks its share, waits for all others, then times its share in turn."""
+def group_of(candidate: Candidate) -> str:
+    return f"{candidate.dtype} hd{candidate.head_dim}/{candidate.head_dim_v or candidate.head_dim} {candidate.mask}"
+
+
+def compile_all(candidates: list[Candidate], results) -> list:
     ready = []
-    for candidate in candidates[index::count]:
+    for candidate in candidates:
         try:
-            start = time.time()
-            function = compile_candidate(candidate)
-            results.put({"kind": "compiled", "name": candidate.name, "seconds": time.time() - start})
-            ready.append((candidate, function))
+            ready.append((candidate, compile_candidate(candidate)))
         except Exception:
             results.put({"kind": "broken", "name": candidate.name, "log": traceback.format_exc()[-1500:]})
-    if "check" in options.phases:
-        for candidate, function in ready:
-            for i, problem in enumerate(problems_for(candidate)):
-                if time.time() > options.check_until:
-                    results.put({"kind": "skipped", "name": candidate.name, "log": f"from check {i} on"})
-                    break
-                try:
-                    row = check(function, candidate, problem, seed=i)
-                except Exception:
-                    row = {"failed": ["exception"], "log": traceback.format_exc()[-700:]}
-                results.put({"kind": "check", "name": candidate.name, "problem": problem.__dict__, **row})
-    barrier.wait()
-    if "time" in options.phases:
-        for candidate, function in ready:
-            for batch, seqlen, heads in options.sizes:
-                with lock:
-                    if time.time() > options.time_until:
-                        continue
-                    ms = time_ours(function, candidate, batch, seqlen, heads, options.repeats)
-                add_timing(results, candidate, "ours", batch, seqlen, heads, ms)
-    results.put(None)
+    return ready
 
 
-def add_timing(results, candidate, who, batch, seqlen, heads, ms):
-    d, dv = candidate.head_dim, candidate.head_dim_v or candidate.head_dim
-    tflops = flops(batch, seqlen, heads, d, dv, candidate.mask) / ms * 1e-9
-    name = candidate.name if who == "ours" else f"{who} {candidate.dtype} hd{d} {candidate.mask}"
-    row = {"kind": "time", "who": who, "name": name, "batch": batch, "seqlen": seqlen, "ms": ms, "tflops": tflops}
-    results.put({**row, "group": f"{candidate.dtype} hd{d}/{dv} {candidate.mask}"})
-
-
-def peers(kinds, options, barrier, lock, results):
-    """One process: times the peers once per (dtype, head_dim, mask) that the candidates cover."""
-    prepared = []
-    for candidate in kinds:
-        for who, call in peer_calls(candidate).items():
+def check_all(ready: list, options, results) -> None:
+    for candidate, function in ready:
+        for i, problem in enumerate(problems_for(candidate)):
+            if time.time() > options.check_until:
+                results.put({"kind": "skipped", "name": candidate.name, "log": f"from check {i} on"})
+                return
             try:
-                call(*timing_inputs(candidate, 1, 512, 2)[0])  # compiles what compiles at first use
-                prepared.append((candidate, who, call))
+                row = check(function, candidate, problem, seed=i + options.seed)
             except Exception:
-                results.put({"kind": "broken", "name": f"{who} {candidate.name}", "log": traceback.format_exc()[-400:]})
+                row = {"failed": ["exception"], "log": traceback.format_exc()[-700:]}
+            results.put({"kind": "check", "name": candidate.name, "problem": problem.__dict__, **row})
+
+
+def usable_peers(candidate: Candidate, results) -> dict:
+    """Peers that run this problem; the first call compiles what compiles at first use."""
+    usable = {}
+    for name, call in peer_calls(candidate).items():
+        try:
+            call(*timing_inputs(candidate, 1, 512, 2)[0])
+            usable[name] = call
+        except Exception:
+            results.put({"kind": "skipped", "name": f"{name} {candidate.name}", "log": traceback.format_exc()[-200:]})
+    return usable
+
+
+def time_all(ready: list, others: dict, options, results) -> None:
+    """Times a group, candidates and peers side by side, at every size."""
+    kind = ready[0][0]
+    for batch, seqlen, heads in options.sizes:
+        if time.time() > options.time_until:
+            results.put({"kind": "skipped", "name": group_of(kind), "log": f"timing at {seqlen}"})
+            return
+        inputs = timing_inputs(kind, batch, seqlen, heads)
+        calls = {candidate.name: our_call(function, candidate, inputs) for candidate, function in ready} | others
+        for name, times in rounds_ms(calls, inputs, options).items():
+            ms = statistics.median(times)
+            work = flops(batch, seqlen, heads, kind.head_dim, kind.head_dim_v or kind.head_dim, kind.mask)
+            row = {"batch": batch, "seqlen": seqlen, "heads": heads, "ms": ms, "tflops": work / ms * 1e-9}
+            spread = {"best": work / min(times) * 1e-9, "worst": work / max(times) * 1e-9}
+            results.put({"kind": "time", "group": group_of(kind), "name": name, **row, **spread})
+
+
+def work(candidates, options, barrier, lock, results):
+    """One process, one group of candidates: compiles and checks, waits for all others, then times in turn."""
+    ready = compile_all(candidates, results)
+    if "check" in options.phases:
+        check_all(ready, options, results)
+    others = usable_peers(candidates[0], results) if "time" in options.phases and options.peers else {}
     barrier.wait()
-    for candidate, who, call in prepared:
-        for batch, seqlen, heads in options.sizes:
-            with lock:
-                if time.time() > options.time_until:
-                    continue
-                ms = median_ms(call, timing_inputs(candidate, batch, seqlen, heads), options.repeats)
-            add_timing(results, candidate, who, batch, seqlen, heads, ms)
+    if "time" in options.phases and ready:
+        with lock:
+            time_all(ready, others, options, results)
     results.put(None)
 
 
@@ -387,7 +398,7 @@ def report(rows: list[dict]) -> None:
             name: {row["seqlen"]: row["tflops"] for row in mine if row["name"] == name} for name in names_of(mine)
         }
         for name, cells in sorted(tables.items(), key=lambda item: -max(item[1].values())):
-            print("  ", " ".join(f"{s}:{cells[s]:6.1f}" for s in sorted(cells)), name)
+            print("  ", " ".join(f"{s}:{cells[s]:6.1f}" for s in sorted(cells)), name.removeprefix(group.split(" ")[0]))
 
 
 def main() -> None:
@@ -397,23 +408,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--only", default="", help="regular expression over candidate names")
     parser.add_argument("--phases", default="check,time")
-    parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4, help="launches of each candidate in a round")
+    parser.add_argument("--seed", type=int, default=0, help="shifts the random inputs of the checks")
     parser.add_argument("--check-seconds", type=float, default=150)
     parser.add_argument("--time-seconds", type=float, default=300)
     parser.add_argument("--peers", type=int, default=1)
     options = parser.parse_args()
-    options.sizes = [(8, 4096, 16), (2, 16384, 16)]
+    options.sizes = [(32, 1024, 16), (8, 4096, 16), (2, 16384, 16)]
     options.check_until = time.time() + options.check_seconds
     options.time_until = time.time() + options.time_seconds
     candidates = [c for c in CANDIDATES if re.search(options.only, c.name)]
-    kinds = list({(c.dtype, c.head_dim, c.head_dim_v, c.mask): c for c in candidates if c.mask != "local"}.values())
+    groups_ = sorted({group_of(c) for c in candidates})
+    shares = [[c for c in candidates if group_of(c) == group] for group in groups_]
     context = multiprocessing.get_context("spawn")
-    count = min(options.processes, len(candidates))
-    barrier, lock, results = context.Barrier(count + options.peers), context.Lock(), context.Queue()
-    targets = [(work, (i, count, candidates, options, barrier, lock, results)) for i in range(count)]
-    shares = [kinds[i :: options.peers] for i in range(options.peers)]
-    targets += [(peers, (share, options, barrier, lock, results)) for share in shares]
+    barrier, lock, results = context.Barrier(len(shares)), context.Lock(), context.Queue()
+    targets = [(work, (share, options, barrier, lock, results)) for share in shares]
     processes = [context.Process(target=target, args=args, daemon=True) for target, args in targets]
     start = time.time()
     for process in processes:

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import cutlass.memory as memory
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute import arch
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
@@ -91,6 +91,7 @@ class ForwardSm90:
         kv_stages: stages of K and of V, each.
         consumer_warpgroups: 1 to 3. consumer_registers, producer_registers: see warp_roles.
         order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
+        tiles_per_cta: tiles of a CTA that is not persistent. Above 1, all but the first tile's start-up is hidden.
         separate_output: O has its own shared memory (the next tile's Q loads during the epilogue), else it reuses Q's.
         ping_pong: consumer warpgroups take turns to issue. rescale_threshold: see softmax.online_softmax.next_step.
     Raises: ValueError for a combination that cannot run.
@@ -114,11 +115,14 @@ class ForwardSm90:
         persistent: bool = False,
         separate_output: bool = False,
         ping_pong: bool = True,
+        tiles_per_cta: int = 1,
         rescale_threshold: float = 8.0,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.tile_n, self.kv_stages = tile_n, kv_stages
         self.order, self.persistent, self.separate_output = order, persistent, separate_output
+        self.tiles_per_cta = tiles_per_cta
+        self.loops = persistent or tiles_per_cta > 1
         self.ping_pong = ping_pong and consumer_warpgroups > 1
         self.rescale_threshold = rescale_threshold
         self.roles = WarpRoles(consumer_warpgroups, consumer_registers, producer_registers)
@@ -172,7 +176,9 @@ class ForwardSm90:
             seqlen_k=k.shape[1],
             by_group_size=cute.FastDivmodDivisorV2(num_heads_q // num_heads_kv),
         )
-        num_ctas = cutlass.min(schedule.num_tiles, num_sms) if const_expr(self.persistent) else schedule.num_tiles
+        num_ctas = cute.ceil_div(schedule.num_tiles, self.tiles_per_cta)
+        if const_expr(self.persistent):
+            num_ctas = cutlass.min(schedule.num_tiles, num_sms)
         self.kernel(*loads[0], *loads[1], *loads[2], *store, lse_rows, schedule, problem).launch(
             grid=(num_ctas, 1, 1), block=(self.roles.threads, 1, 1), stream=stream
         )
@@ -211,6 +217,8 @@ class ForwardSm90:
         warp = arch.warp_idx()
         queries, keys, values, outputs = self._allocate_shared()
         if warp == 0:
+            for atom in (load_q, load_k, load_v, store_o):
+                cpasync.prefetch_descriptor(atom)
             with arch.elect_one():
                 for ring, stages in ((queries, 1), (keys, self.kv_stages), (values, self.kv_stages)):
                     for stage in cutlass.range_constexpr(stages):
@@ -247,14 +255,14 @@ class ForwardSm90:
         return (*rings, outputs)
 
     def _num_tiles(self, schedule: Schedule):
-        if not self.persistent:
+        if not self.loops:
             return 1
         return static_persistent.num_tiles_of(arch.block_idx()[0], arch.grid_dim()[0], schedule.num_tiles)
 
     def _tile(self, round_, schedule: Schedule):
         """The tile of this CTA's round `round_`."""
         index = arch.block_idx()[0]
-        if self.persistent:
+        if self.loops:
             index = static_persistent.index_at(round_, index, arch.grid_dim()[0])
         if self.order == LONGEST_FIRST:
             return longest_first.tile_at(
@@ -473,7 +481,7 @@ class ForwardSm90:
             wgmma.rows_view(work.output), work.row_max, work.row_sum, lse_values, problem.softmax_scale
         )
         is_storing_warp = arch.warp_idx() % 4 == 0
-        if const_expr(self.persistent and self.separate_output):
+        if const_expr(self.loops and self.separate_output):
             if is_storing_warp:
                 epilogue_store.wait_until_read()
             self._sync_group(work.group)
@@ -487,7 +495,7 @@ class ForwardSm90:
             )
             index = tile.m_block * self.roles.consumer_warpgroups + work.group
             epilogue_store.store_tile(store_o, shared, tiles[None, None, index])
-            if const_expr(not (self.persistent and self.separate_output)):
+            if const_expr(not (self.loops and self.separate_output)):
                 epilogue_store.wait_until_read()
         epilogue_store.store_lse(
             lse[None, tile.head, tile.batch], lse_values, self._first_row(work, tile), problem.seqlen_q, work.thread

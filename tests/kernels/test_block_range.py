@@ -82,9 +82,7 @@ def test_masks_run_only_where_needed(tile_m, tile_n):
 
 def test_a_tile_without_keys_gets_one_masked_block():
     """causal, seqlen_q 8, seqlen_k 2: rows 0 to 5 see nothing, so the first tile of 4 rows is empty but visits block 0."""
-    blocks = block_range(
-        0, tile_m=4, tile_n=2, seqlen_q=8, seqlen_k=2, mask="causal", window_left=0, window_right=0
-    )
+    blocks = block_range(0, tile_m=4, tile_n=2, seqlen_q=8, seqlen_k=2, mask="causal", window_left=0, window_right=0)
     assert tuple(blocks) == (0, 0, 0, 1)
 
 

@@ -1,5 +1,5 @@
 """Contract: a schedule hands out every tile exactly once; longest first never hands a longer tile after a shorter one of its
-group; persistent shares differ by at most one tile and are balanced by length."""
+group; shares of several tiles a CTA are disjoint and differ by at most one tile."""
 
 import itertools
 
@@ -73,8 +73,10 @@ def test_persistent_shares_cover_every_tile_once(num_ctas, num_tiles):
     assert max(counts) - min(counts) <= 1
 
 
-def test_persistent_rounds_alternate_direction():
-    """Lengths 8, 7, .. 1 for two CTAs: 8 + 5 + 4 + 1 and 7 + 6 + 3 + 2, both 18."""
-    lengths = list(range(8, 0, -1))
-    shares = [[lengths[static_persistent.index_at(r, cta, 2)] for r in range(4)] for cta in range(2)]
-    assert shares == [[8, 5, 4, 1], [7, 6, 3, 2]]
+def test_a_cta_takes_tiles_at_a_constant_stride():
+    """Three CTAs and eight tiles: CTA 1 takes 1, 4 and 7; CTA 2 takes 2 and 5."""
+    shares = [
+        [static_persistent.index_at(r, cta, 3) for r in range(static_persistent.num_tiles_of(cta, 3, 8))]
+        for cta in range(3)
+    ]
+    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
