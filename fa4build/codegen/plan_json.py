@@ -123,9 +123,10 @@ def plan_from_json(text: str) -> LaunchPlan:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise LaunchPlanError(f'launch plan has format {found!r}, not "{FORMAT}"')
-    if document.get("version") != VERSION:
+    version = document.get("version")
+    if type(version) is not int or version != VERSION:
         raise LaunchPlanError(
-            f"launch plan has version {document.get('version')!r}; this fa4build reads version {VERSION}. "
+            f"launch plan has version {version!r}; this fa4build reads version {VERSION}. "
             "Use the fa4build that wrote it, or rebuild"
         )
     _keys(document, _PLAN_KEYS, "plan")
