@@ -10,12 +10,17 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fa4build.errors import CompileError
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
 _EIFMT_SIZED = 4  # the other formats carry their value in the header itself
+_SYSTEM_SHARED_BYTES = 1024  # the system's share of a block's shared memory, sm_90 and later; in the section's size
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -54,6 +59,7 @@ def read_cubin(elf: bytes, *, origin: str = "cubin") -> CubinFacts:
         sections = {section.name: section for section in file.iter_sections()}
         if file.header["e_machine"] != "EM_CUDA":
             raise CompileError(f"{origin}: an ELF file for {file.header['e_machine']}, not a cubin.")
+        _check_complete(file, len(elf))
         symbols = list(sections[".symtab"].iter_symbols())
         number = file.header["e_flags"] >> 8 & 0xFF
         ptxas, target = _tool_note(sections[".note.nv.tkinfo"].data())
@@ -63,7 +69,7 @@ def read_cubin(elf: bytes, *, origin: str = "cubin") -> CubinFacts:
                 symbol=symbol.name,
                 registers=counts[index, _EIATTR_REGCOUNT],
                 local_bytes=counts.get((index, _EIATTR_FRAME_SIZE), 0),
-                shared_bytes=_size(sections, f".nv.shared.{symbol.name}"),
+                shared_bytes=_static_shared_bytes(sections, symbol.name),
             )
             for index, symbol in enumerate(symbols)
             if symbol["st_info"]["type"] == "STT_FUNC" and f".nv.info.{symbol.name}" in sections
@@ -124,6 +130,19 @@ def _records(info: bytes) -> Iterator[tuple[int, bytes]]:
         position += size
 
 
-def _size(sections: Mapping[str, object], name: str) -> int:
-    """Size of a section, 0 when there is none."""
-    return sections[name]["sh_size"] if name in sections else 0
+def _static_shared_bytes(sections: Mapping[str, object], symbol: str) -> int:
+    """Shared memory an entry declares itself; the section is there too when it only names what the launch brings."""
+    name = f".nv.shared.{symbol}"
+    return max(0, sections[name]["sh_size"] - _SYSTEM_SHARED_BYTES) if name in sections else 0
+
+
+def _check_complete(file: "ELFFile", size: int) -> None:
+    """Every section and the program headers must lie within the file."""
+    ends = [file.header["e_phoff"] + file.header["e_phnum"] * file.header["e_phentsize"]]
+    ends += [
+        section["sh_offset"] + section["sh_size"]
+        for section in file.iter_sections()
+        if section["sh_type"] != "SHT_NOBITS"
+    ]
+    if max(ends) > size:
+        raise ValueError(f"its parts end at byte {max(ends)}")
