@@ -44,6 +44,7 @@ static int failing(const char *call) { return strcmp(fail_call, call) == 0 ? fai
 
 /* ---- steering ---- */
 void fake_reset(void) { num_kernels = num_loads = num_functions = 0, num_launches = 0, depth = 0, fail_call[0] = 0, capability[0] = 9, capability[1] = 0; }
+void fake_reset_launches(void) { num_launches = 0; }
 void fake_fail(const char *call, int code) { snprintf(fail_call, sizeof fail_call, "%s", call), fail_code = code; }
 void fake_capability(int major, int minor) { capability[0] = major, capability[1] = minor; }
 uint32_t fake_num_launches(void) { return num_launches; }

@@ -24,11 +24,11 @@ _TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _NO_WINDOW = (None, None)
 _MAX_BOUND = 4096
 
-# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, dtype of out, default softmax_scale)
-_bound: dict[tuple, tuple[Any, int, torch.dtype, float]] = loader.bound
+# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse); the last two
+# allocate. `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way torch offers.
+_bound: dict[tuple, tuple[Any, int, float, Any, Any]] = loader.bound
 
 _is_grad_enabled = torch.is_grad_enabled
-_float32 = torch.float32
 
 
 def flash_attn_func(
@@ -128,14 +128,14 @@ def flash_attn_func(
     bound = _bound.get((q.dtype, head_dim, head_dim_v, q.get_device(), mask))
     if bound is None:
         bound = _bind(q, k, v, mask)
-    run, num_sms, out_dtype, default_scale = bound
+    run, num_sms, default_scale, new_out, new_lse = bound
     if softmax_scale is None:
         softmax_scale = default_scale
     elif not (isinstance(softmax_scale, (int, float)) and 0 < softmax_scale < math.inf):
         raise InputError(f"softmax_scale must be a positive finite number, it is {softmax_scale!r}")
 
-    out = q.new_empty((batch, seqlen_q, num_heads_q, head_dim_v), dtype=out_dtype)
-    lse = q.new_empty((batch, num_heads_q, seqlen_q), dtype=_float32)
+    out = new_out(batch, seqlen_q, num_heads_q, head_dim_v)
+    lse = new_lse(batch, num_heads_q, seqlen_q)
     if not (batch and seqlen_q and num_heads_q and seqlen_k) or left + right < 0:
         _check_unlaunched(q, k, v)
         out.zero_()
@@ -256,7 +256,7 @@ def _ordinal(q: torch.Tensor) -> int:
     return q.get_device()
 
 
-def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, torch.dtype, float]:
+def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, float, Any, Any]:
     """Decide, load and remember. Everything in the key of `_bound` is all that the result depends on."""
     _check_unlaunched(q, k, v)
     problem, ordinal, head_dim = _problem(q, v, mask), _ordinal(q), q.shape[-1]
@@ -265,7 +265,9 @@ def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple
         _bound.clear()
     launch = runtime.launch_for(problem, ordinal)
     out_dtype = _TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]]
-    bound = (launch.run, runtime.device(ordinal).sm_count, out_dtype, 1.0 / math.sqrt(head_dim))
+    new_out = torch.empty(0, dtype=out_dtype, device=q.device).new_empty
+    new_lse = torch.empty(0, dtype=torch.float32, device=q.device).new_empty
+    bound = (launch.run, runtime.device(ordinal).sm_count, 1.0 / math.sqrt(head_dim), new_out, new_lse)
     _bound[(q.dtype, head_dim, v.shape[-1], q.get_device(), mask)] = bound
     return bound
 
