@@ -1,0 +1,22 @@
+"""All probes, by name, and where the hardware's answers are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from tests.simulate.probes import barriers, elementwise, tensor_copies, warp_exchange, wgmma_tiles
+from tests.simulate.probes.probe import Probe
+
+PROBES: dict[str, Probe] = {
+    probe.name: probe
+    for module in (elementwise, warp_exchange, barriers, tensor_copies, wgmma_tiles)
+    for probe in module.PROBES
+}
+
+RECORDING = Path(__file__).parents[2] / "golden" / "h200_probes.npz"
+
+
+def ptx_digest(probe: Probe) -> str:
+    """SHA-256 of the PTX text: a recording belongs to one text."""
+    return hashlib.sha256(probe.ptx.encode()).hexdigest()
