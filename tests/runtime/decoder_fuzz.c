@@ -15,6 +15,7 @@ static void exercise(const Plan *plan) {
     uint64_t *leaves = malloc(8 * (plan->num_leaves + 1)), *values = malloc(8 * (plan->num_nodes + 1));
     uint8_t *canonical = malloc(plan_canonical_size(plan) + 1), *block = malloc(plan->block_bytes + 1);
     char name[512];
+    plan_prepare(plan, values);
     for (int round = 0; round < 4; round++) {
         for (uint32_t i = 0; i < plan->num_leaves; i++) {
             leaves[i] = low_bits(round ? next_random() : 0, TYPE_BITS[leaf_type(plan, i)]);

@@ -235,6 +235,7 @@ static uint64_t *values_from_dict(const Plan *plan, PyObject *inputs) {
     }
     uint64_t *values = PyMem_Malloc(sizeof *values * (plan->num_nodes + 1));
     if (!values) return (uint64_t *)PyErr_NoMemory();
+    plan_prepare(plan, values);
     plan_evaluate(plan, leaves, values);
     return values;
 }
@@ -344,8 +345,9 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->values = PyMem_Malloc(sizeof *self->values * (self->plan_object->plan.num_nodes + 1));
     for (uint32_t i = 0; i < self->plan_object->plan.num_args; i++)
         self->num_call_args += self->plan_object->plan.args[i].kind != ARG_DEVICE;
-    if (!self->values) PyErr_NoMemory();
-    else if (bind_device(self) == 0) return (PyObject *)self;
+    if (self->values) plan_prepare(&self->plan_object->plan, self->values);
+    else PyErr_NoMemory();
+    if (self->values && bind_device(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }

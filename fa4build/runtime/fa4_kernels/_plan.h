@@ -83,7 +83,10 @@ typedef struct {
 
 typedef struct {
     uint8_t op, type, source; /* source: type of the first operand */
+    uint8_t is_constant;      /* a constant, or computed from constants alone */
     uint32_t a, b, c;
+    uint32_t shift; /* 64 - bits of the type */
+    uint64_t mask;  /* the type's bits */
 } Node;
 
 typedef struct {
@@ -116,8 +119,10 @@ typedef struct {
 
 typedef struct {
     uint32_t num_args, num_leaves, num_nodes, num_guards, num_launches, num_params, num_fields, num_maps;
+    uint32_t num_varying;
     Arg *args;
     Node *nodes;
+    uint32_t *varying; /* the nodes that are not constant, in order: what a launch has to compute */
     Guard *guards;
     LaunchSpec *launches;
     Param *params;
@@ -129,7 +134,7 @@ typedef struct {
 } Plan;
 
 static void plan_clear(Plan *plan) {
-    free(plan->args), free(plan->nodes), free(plan->guards), free(plan->launches);
+    free(plan->args), free(plan->nodes), free(plan->varying), free(plan->guards), free(plan->launches);
     free(plan->params), free(plan->fields), free(plan->maps), free(plan->strings);
     memset(plan, 0, offsetof(Plan, error));
 }
@@ -270,6 +275,13 @@ static int decode_node(Plan *plan, uint32_t i) {
     return fits ? 0 : plan_refuse(plan, "node %u: op %u does not take its operands' types", i, node->op);
 }
 
+static uint8_t is_constant(const Plan *plan, const Node *node) {
+    uint32_t operands[3] = {node->a, node->b, node->c};
+    uint8_t all = node->op != OP_IN;
+    for (uint32_t k = 0; k < operand_count(node->op); k++) all &= plan->nodes[operands[k]].is_constant;
+    return all;
+}
+
 static int decode_nodes(Plan *plan, const uint8_t *cursor) {
     for (uint32_t i = 0; i < plan->num_nodes; i++) {
         Node *node = &plan->nodes[i];
@@ -278,6 +290,10 @@ static int decode_nodes(Plan *plan, const uint8_t *cursor) {
         node->op = (uint8_t)head, node->type = (uint8_t)(head >> 8);
         node->a = take_u32(&cursor), node->b = take_u32(&cursor), node->c = take_u32(&cursor);
         if (decode_node(plan, i)) return -1;
+        node->shift = 64u - TYPE_BITS[node->type];
+        node->mask = ~(uint64_t)0 >> node->shift;
+        node->is_constant = is_constant(plan, node);
+        if (!node->is_constant) plan->varying[plan->num_varying++] = i;
     }
     return 0;
 }
@@ -395,13 +411,14 @@ static int decode_params(Plan *plan, const uint8_t *params, const uint8_t *field
 static int plan_allocate(Plan *plan, uint32_t string_bytes) {
     plan->args = calloc(plan->num_args + 1, sizeof *plan->args);
     plan->nodes = calloc(plan->num_nodes + 1, sizeof *plan->nodes);
+    plan->varying = calloc(plan->num_nodes + 1, sizeof *plan->varying);
     plan->guards = calloc(plan->num_guards + 1, sizeof *plan->guards);
     plan->launches = calloc(plan->num_launches + 1, sizeof *plan->launches);
     plan->params = calloc(plan->num_params + 1, sizeof *plan->params);
     plan->fields = calloc(plan->num_fields + 1, sizeof *plan->fields);
     plan->maps = calloc(plan->num_maps + 1, sizeof *plan->maps);
     plan->strings = calloc((size_t)string_bytes + 1, 1);
-    int ok = plan->args && plan->nodes && plan->guards && plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
+    int ok = plan->args && plan->nodes && plan->varying && plan->guards && plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
     return ok ? 0 : plan_refuse(plan, "out of memory");
 }
 
@@ -524,58 +541,69 @@ static uint64_t convert(const Node *node, uint64_t x) {
     }
 }
 
-static uint64_t integer_op(uint8_t op, uint32_t bits, uint64_t x, uint64_t y) {
-    int64_t a = sign_extend(x, bits), b = sign_extend(y, bits);
-    switch (op) {
-    case OP_ADD: return x + y;
-    case OP_SUB: return x - y;
-    case OP_MUL: return x * y;
-    case OP_AND: return x & y;
-    case OP_OR: return x | y;
-    case OP_XOR: return x ^ y;
-    case OP_SHL: return y < bits ? x << y : 0;
-    case OP_LSHR: return y < bits ? x >> y : 0;
-    case OP_ASHR: return (uint64_t)(a >> (y < bits ? y : bits - 1));
-    case OP_UDIV: return y ? x / y : 0;
-    case OP_UREM: return y ? x % y : 0;
-    case OP_SDIV: return b == 0 ? 0 : b == -1 ? 0 - x : (uint64_t)(a / b); /* INT64_MIN / -1 wraps */
-    case OP_SREM: return b == 0 || b == -1 ? 0 : (uint64_t)(a % b);
-    case OP_SMIN: return a < b ? x : y;
-    case OP_SMAX: return a > b ? x : y;
-    case OP_UMIN: return x < y ? x : y;
-    case OP_UMAX: return x > y ? x : y;
-    case OP_EQ: return x == y;
-    case OP_NE: return x != y;
-    case OP_SLT: return a < b;
-    case OP_SLE: return a <= b;
-    case OP_SGT: return a > b;
-    case OP_SGE: return a >= b;
-    case OP_ULT: return x < y;
-    case OP_ULE: return x <= y;
-    case OP_UGT: return x > y;
-    default: return x >= y; /* OP_UGE */
-    }
+static uint64_t float_op(const Node *node, uint64_t x, uint64_t y) {
+    int is_comparison = node->op >= OP_FEQ;
+    if (node->type == TYPE_F32) return is_comparison ? (uint64_t)compare_float(node->op, x, y) : binary_float(node->op, x, y);
+    return is_comparison ? (uint64_t)compare_double(node->op, x, y) : binary_double(node->op, x, y);
 }
 
-/* Every node's value. `leaves` holds num_leaves words, `values` has room for num_nodes. */
+/* Value of one node. Integer results are cut to their type; `A` and `B` are the operands as signed numbers. */
+static uint64_t node_value(const Node *node, const uint64_t *leaves, const uint64_t *values) {
+#define X values[node->a]
+#define Y values[node->b]
+#define A ((int64_t)(X << node->shift) >> node->shift)
+#define B ((int64_t)(Y << node->shift) >> node->shift)
+    uint32_t bits = 64u - node->shift;
+    switch (node->op) {
+    case OP_IN: return leaves[node->a];
+    case OP_CONST: return (uint64_t)node->b << 32 | node->a;
+    case OP_ADD: return (X + Y) & node->mask;
+    case OP_SUB: return (X - Y) & node->mask;
+    case OP_MUL: return (X * Y) & node->mask;
+    case OP_AND: return X & Y;
+    case OP_OR: return X | Y;
+    case OP_XOR: return X ^ Y;
+    case OP_SHL: return Y < bits ? X << Y & node->mask : 0;
+    case OP_LSHR: return Y < bits ? X >> Y : 0;
+    case OP_ASHR: return (uint64_t)(A >> (Y < bits ? Y : bits - 1)) & node->mask;
+    case OP_UDIV: return Y ? X / Y : 0;
+    case OP_UREM: return Y ? X % Y : 0;
+    case OP_SDIV: return (B == 0 ? 0 : B == -1 ? 0 - X : (uint64_t)(A / B)) & node->mask; /* minimum / -1 wraps */
+    case OP_SREM: return (B == 0 || B == -1 ? 0 : (uint64_t)(A % B)) & node->mask;
+    case OP_SMIN: return A < B ? X : Y;
+    case OP_SMAX: return A > B ? X : Y;
+    case OP_UMIN: return X < Y ? X : Y;
+    case OP_UMAX: return X > Y ? X : Y;
+    case OP_EQ: return X == Y;
+    case OP_NE: return X != Y;
+    case OP_SLT: return A < B;
+    case OP_SLE: return A <= B;
+    case OP_SGT: return A > B;
+    case OP_SGE: return A >= B;
+    case OP_ULT: return X < Y;
+    case OP_ULE: return X <= Y;
+    case OP_UGT: return X > Y;
+    case OP_UGE: return X >= Y;
+    case OP_SELECT: return X ? Y : values[node->c];
+    default: return node->op >= OP_SEXT ? convert(node, X) : float_op(node, X, Y);
+    }
+#undef X
+#undef Y
+#undef A
+#undef B
+}
+
+/* Compute the constants once; `values` has room for num_nodes and is kept from launch to launch. */
+static void plan_prepare(const Plan *plan, uint64_t *values) {
+    for (uint32_t i = 0; i < plan->num_nodes; i++)
+        if (plan->nodes[i].is_constant) values[i] = node_value(&plan->nodes[i], NULL, values);
+}
+
+/* Every other node's value. `leaves` holds num_leaves words, `values` has been prepared. */
 static void plan_evaluate(const Plan *plan, const uint64_t *leaves, uint64_t *values) {
-    for (uint32_t i = 0; i < plan->num_nodes; i++) {
-        const Node *node = &plan->nodes[i];
-        uint32_t bits = TYPE_BITS[node->type];
-        if (node->op == OP_IN) values[i] = leaves[node->a];
-        else if (node->op == OP_CONST) values[i] = (uint64_t)node->b << 32 | node->a;
-        else if (node->op == OP_SELECT) values[i] = values[node->a] ? values[node->b] : values[node->c];
-        else if (node->op >= OP_SEXT) values[i] = convert(node, values[node->a]);
-        else if (node->type == TYPE_F32)
-            values[i] = node->op >= OP_FEQ ? (uint64_t)compare_float(node->op, values[node->a], values[node->b])
-                                           : binary_float(node->op, values[node->a], values[node->b]);
-        else if (node->type == TYPE_F64)
-            values[i] = node->op >= OP_FEQ ? (uint64_t)compare_double(node->op, values[node->a], values[node->b])
-                                           : binary_double(node->op, values[node->a], values[node->b]);
-        else {
-            uint64_t value = integer_op(node->op, bits, values[node->a], values[node->b]);
-            values[i] = node->op >= OP_EQ ? value : low_bits(value, bits);
-        }
+    for (uint32_t k = 0; k < plan->num_varying; k++) {
+        uint32_t i = plan->varying[k];
+        values[i] = node_value(&plan->nodes[i], leaves, values);
     }
 }
 
