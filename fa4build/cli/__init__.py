@@ -18,6 +18,7 @@ from fa4build.errors import Fa4BuildError
 COMMANDS = {
     "matrix": ("matrix", "Compile the variant matrix into the cache."),
     "wheel": ("wheel", "Pack compiled kernels and the runtime into wheels."),
+    "verify": ("verify", "Prove compiled kernels: binaries, simulation, records from GPUs."),
     "list": ("list_", "List variants: built, written, planned, refused."),
     "explain": ("explain", "Tell everything known about one variant."),
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),

@@ -1,0 +1,251 @@
+"""`fa4build verify`: prove compiled kernels, and keep the evidence."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fa4build.cli.common import cache_dir_option, json_option, note, open_cache, print_json
+
+if TYPE_CHECKING:
+    from fa4build.cache import Cache
+    from fa4build.verify import Check, Event, VerifyReport
+
+
+@click.command("verify")
+@click.argument("globs", nargs=-1, metavar="[GLOB]...")
+@click.option("--static", is_flag=True, help="Read registers, memory, plan and instruction mix from the binaries.")
+@click.option("--simulate", is_flag=True, help="Run every acceptance case in the PTX simulator.")
+@click.option(
+    "--device",
+    "record",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take over a record from a GPU, written by benchmarks/prove_on_device.py.",
+)
+@click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Variants simulated at a time. Default: one a core.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many draws of inputs and of adversarial schedules.",
+)
+@click.option("--fresh", is_flag=True, help="Simulate also what has passed before and has not changed.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=1800.0,
+    show_default=True,
+    help="Seconds the simulation of one variant may take.",
+)
+@click.option(
+    "--update-baseline", is_flag=True, help="Make the static figures of now the baseline, and show the change."
+)
+@click.option(
+    "--baseline-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the baselines lie. Default: those of this fa4build.",
+)
+@click.option(
+    "--evidence-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where --device keeps the record. Default: evidence/ of the checkout.",
+)
+@cache_dir_option
+@json_option
+def command(
+    globs: tuple[str, ...],
+    static: bool,
+    simulate: bool,
+    record: Path | None,
+    arches: tuple[str, ...],
+    jobs: int | None,
+    seeds: int,
+    fresh: bool,
+    timeout_s: float,
+    update_baseline: bool,
+    baseline_dir: Path | None,
+    evidence_dir: Path | None,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Prove compiled kernels, and keep what they pass as evidence.
+
+    Without --static, --simulate or --device: static and simulated. Takes what is in the cache; compiles nothing. What
+    a kernel has passed belongs to the bytes of its cubin, and goes into the manifest of the next `fa4build wheel`.
+    Exit code 10 when a kernel fails.
+
+    \b
+    Examples:
+      fa4build verify                                    everything that is written
+      fa4build verify 'fwd-sm90a-*-causal' --simulate
+      fa4build verify --arch sm100 --static
+      fa4build verify --static --update-baseline         after a change that was meant
+      fa4build verify --device record.json               take over what a GPU machine has proven
+    """
+    cache = open_cache(cache_dir)
+    if record is not None:
+        if globs or arches or static or simulate or update_baseline:
+            raise click.UsageError("--device takes the whole record; leave out GLOB, --arch, --static and --simulate.")
+        return _install(record, cache, evidence_dir, as_json)
+
+    from fa4build.verify import Options, built_variants, verify
+    from fa4build.verify_static import BASELINE_DIR
+
+    options = Options(
+        static=static or update_baseline or not simulate,
+        simulate=simulate or not (static or update_baseline),
+        jobs=_jobs(jobs),
+        seeds=tuple(range(1, seeds + 1)),
+        fresh=fresh,
+        timeout_s=timeout_s,
+        nvdisasm=find_nvdisasm(),
+        update_baseline=update_baseline,
+        baseline_dir=baseline_dir or BASELINE_DIR,
+    )
+    with _progress() as tell:
+        report = verify(built_variants(arches, globs), cache, options, tell)
+    _print(report, cache, options.seeds, as_json)
+    return report.exit_code
+
+
+def _jobs(jobs: int | None) -> int:
+    from fa4build.executors import worker_count
+
+    return worker_count(jobs)
+
+
+def find_nvdisasm() -> Path | None:
+    """NVIDIA's disassembler: on PATH, or in the `nvidia-cuda-nvdisasm` package; None without one."""
+    on_path = shutil.which("nvdisasm")
+    if on_path is not None:
+        return Path(on_path)
+    found = (path for place in sys.path for path in sorted(Path(place).glob("nvidia/*/bin/nvdisasm")))
+    return next(found, None)
+
+
+def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: bool) -> int:
+    """Check and keep a record from a GPU."""
+    from fa4build.release import EVIDENCE_DIR
+    from fa4build.verify import install_record
+
+    if evidence_dir is None and not EVIDENCE_DIR.parent.joinpath("pyproject.toml").exists():
+        raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
+    kept = install_record(record, cache, evidence_dir or EVIDENCE_DIR)
+    if as_json:
+        names = ("arch", "device", "proven", "missing")
+        print_json({"path": str(kept.path), **{name: getattr(kept, name) for name in names}})
+        return 0
+    for name in kept.missing:
+        note(f"not in the record: {name}")
+    click.echo(f"{len(kept.proven)} variants proven on {kept.device}; kept as {kept.path}")
+    return 0
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[["Event"], None]]:
+    """A function to call on each event: a live bar on a terminal, a line for each finished check elsewhere."""
+    if not sys.stderr.isatty():
+        yield _print_event
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading binaries", total=None)
+        running: dict[str, str] = {}
+
+        def show(event: "Event") -> None:
+            if event.check is None:
+                running[event.name] = event.message
+            else:
+                running.pop(event.name, None)
+                if event.check.status != "known":
+                    bar.console.print(_line(event.check), highlight=False, markup=False)
+            first = next((f"{name} {message}".rstrip() for name, message in running.items()), "reading binaries")
+            more = f" +{len(running) - 1}" if len(running) > 1 else ""
+            bar.update(task, completed=event.done, total=event.total, description=first + more)
+
+        yield show
+
+
+def _print_event(event: "Event") -> None:
+    """A line for each check that ended; what was known before is silent."""
+    if event.check is not None and event.check.status != "known":
+        note(f"[{event.done}/{event.total}] {_line(event.check)}")
+
+
+def _line(check: "Check") -> str:
+    """`passed  simulated  fwd-...  12 cases, worst 0.29 of the bound, 6.3 s`."""
+    return f"{check.status:7} {check.level:9} {check.name}  {_figures(check)}{check.seconds:.1f} s"
+
+
+def _figures(check: "Check") -> str:
+    summary = check.summary
+    if check.status == "failed" or not summary:
+        return ""
+    if check.level == "static":
+        return f"{summary['registers']} registers, {summary['shared_bytes']} bytes of shared memory, "
+    return f"{summary['cases']} cases, worst {summary['worst_ratio']:.2f} of the bound, "
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _print(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ...], as_json: bool) -> None:
+    """Failures and notes on stderr, the summary or the document on stdout."""
+    for check in report.checks:
+        for text in check.failures:
+            note(f"failed: {check.name}: {check.level}: {text}")
+    if as_json:
+        print_json(report_document(report, cache, seeds))
+        return
+    for check in report.checks:
+        for text in check.notes:
+            note(f"note: {check.name}: {text}")
+    for line in report.baseline_changes:
+        click.echo(f"baseline: {line}")
+    click.echo(f"{_summary(report)} in {report.seconds:.1f} s; evidence: {cache.root / 'evidence'}")
+
+
+def _summary(report: "VerifyReport") -> str:
+    """`18 variants: static 18 passed; simulated 17 passed, 1 failed`."""
+    parts = []
+    for level in ("static", "simulated"):
+        counts = [(report.count(level, status), status) for status in ("passed", "known", "failed")]
+        told = ", ".join(f"{number} {status}" for number, status in counts if number)
+        if told:
+            parts.append(f"{level} {told}")
+    return f"{len(report.digests)} variants: {'; '.join(parts)}"
+
+
+def report_document(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ...]) -> dict[str, Any]:
+    """A verification as JSON."""
+    names = ("status", "seconds", "summary", "details", "failures", "notes")
+    variants: dict[str, dict[str, Any]] = {
+        name: {"id": name, "cubin_sha256": digest, "checks": {}} for name, digest in report.digests.items()
+    }
+    for check in report.checks:
+        variants[check.name]["checks"][check.level] = {name: getattr(check, name) for name in names}
+    levels = {check.level for check in report.checks}
+    counts = {
+        level: {status: report.count(level, status) for status in ("passed", "known", "failed")} for level in levels
+    }
+    return {
+        "cache_dir": str(cache.root),
+        "seconds": report.seconds,
+        "seeds": list(seeds),
+        "counts": counts,
+        "baseline_changes": list(report.baseline_changes),
+        "variants": list(variants.values()),
+    }

@@ -1,0 +1,374 @@
+"""`fa4build verify` without the printing: which levels of proof a selection of compiled kernels passes.
+
+Static proof reads the binary (`verify_static`), simulated proof runs its PTX on every acceptance case
+(`verify_simulate`), proof from silicon is a record made on a GPU machine (benchmarks/prove_on_device.py) that is
+checked against the cubins and kept. What is passed is written as evidence for the cubin's bytes (`evidence`), which
+`wheel` puts into the manifest; what fails leaves none.
+"""
+
+import fnmatch
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fa4build.arch import arch_named
+from fa4build.axes import Variant
+from fa4build.cache import Cache, CacheEntry
+from fa4build.errors import Fa4BuildError, SimulationError
+from fa4build.evidence import RECORD_SCHEMA, read_record, record_path, silicon_records, write_record
+from fa4build.files import write_atomically
+from fa4build.pipeline import find_cached, require_cached
+from fa4build.tuning import has_tuning, tuning_for
+from fa4build.variants import Selection, expand_matrix, parse_variant, written_variants
+from fa4build.verify_pool import End, Task, run_tasks
+from fa4build.verify_simulate import Proof, Request, prove, request_for
+from fa4build.verify_static import (
+    BASELINE_DIR,
+    Baseline,
+    StaticFigures,
+    baseline_changes,
+    baseline_path,
+    broken_limits,
+    compare,
+    measure,
+    read_baseline,
+    updated_baseline,
+    write_baseline,
+)
+
+SIMULATION_TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One level of proof of one variant.
+
+    Attributes:
+        level: `static` or `simulated`.
+        status: `passed`; `known` (passed before, nothing it depends on has changed); `failed`.
+        summary: what goes into the evidence. details: what else is worth showing.
+        failures: sentences, one for each thing that is wrong. notes: what is worth knowing and wrong with nothing.
+    """
+
+    name: str
+    level: str
+    status: str
+    seconds: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Progress: a check has ended (`check`), or a running one says something (`message`, "" = it has started)."""
+
+    name: str
+    check: Check | None
+    message: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """All checks, in the order of the matrix, level by level. `baseline_changes`: what --update-baseline wrote."""
+
+    checks: tuple[Check, ...]
+    digests: Mapping[str, str]
+    seconds: float
+    baseline_changes: tuple[str, ...] = ()
+
+    def count(self, level: str, status: str) -> int:
+        """How many checks of a level ended so."""
+        return sum(check.level == level and check.status == status for check in self.checks)
+
+    @property
+    def exit_code(self) -> int:
+        """10 when anything failed."""
+        return SimulationError.exit_code if any(check.status == "failed" for check in self.checks) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to verify.
+
+    Attributes:
+        static, simulate: which levels.
+        seeds: of the adversarial schedules.
+        fresh: simulate also what has passed before.
+        nvdisasm: NVIDIA's disassembler, for the mix of machine instructions; None = leave that out.
+        update_baseline: make the figures measured now the baseline.
+    """
+
+    static: bool = True
+    simulate: bool = True
+    jobs: int = 1
+    seeds: tuple[int, ...] = (1,)
+    fresh: bool = False
+    timeout_s: float = SIMULATION_TIMEOUT_S
+    nvdisasm: Path | None = None
+    update_baseline: bool = False
+    baseline_dir: Path = BASELINE_DIR
+
+
+Tell = Callable[[Event], None]
+
+
+# --- what is verified -------------------------------------------------------------------------------------------------
+
+
+def built_variants(arches: Sequence[str], globs: Sequence[str]) -> tuple[Variant, ...]:
+    """Written variants that any glob matches (none given: all), in the order of the matrix.
+
+    Unlike a build, a glob here may also match variants that nobody has written: only what exists can be verified.
+
+    Raises: NothingSelectedError or VariantError when a glob matches no written variant.
+    """
+    written = expand_matrix(Selection(arches=tuple(arches)))
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(variant.id, glob) for variant in written):
+            expand_matrix(Selection(arches=tuple(arches), globs=(glob,)))  # knows best why there is none
+    return tuple(v for v in written if not globs or any(fnmatch.fnmatchcase(v.id, glob) for glob in globs))
+
+
+def verify(variants: Iterable[Variant], cache: Cache, options: Options, tell: Tell | None = None) -> VerifyReport:
+    """Verify cached variants, and keep what they pass as evidence.
+
+    Raises: NotCachedError naming variants that are not compiled. A kernel that fails is no error: see the report.
+    """
+    started = time.monotonic()
+    variants = tuple(variants)
+    entries = require_cached(find_cached(variants, cache))
+    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0)
+    run.total = len(entries) * (options.static + options.simulate)
+    changes = run.static(variants, entries) if options.static else ()
+    if options.simulate:
+        run.simulate(variants, entries)
+    order = {variant.id: number for number, variant in enumerate(variants)}
+    return VerifyReport(
+        checks=tuple(sorted(run.checks, key=lambda check: (check.level != "static", order[check.name]))),
+        digests={entry.name: entry.objects["cubin"].sha256 for entry in entries},
+        seconds=time.monotonic() - started,
+        baseline_changes=changes,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A verification under way: what has ended so far, and whom to tell."""
+
+    cache: Cache
+    options: Options
+    tell: Tell
+    total: int
+    checks: list[Check] = field(default_factory=list)
+
+    def static(self, variants: Sequence[Variant], entries: Sequence[CacheEntry]) -> tuple[str, ...]:
+        """Check every binary; returns what changed in the baselines."""
+        figures: dict[str, StaticFigures] = {}
+        broken: dict[str, tuple[str, ...]] = {}
+        seconds: dict[str, float] = {}
+        for variant, entry in zip(variants, entries, strict=True):
+            started = time.monotonic()
+            try:
+                figures[variant.id] = _measure(entry, self.cache, self.options.nvdisasm)
+                tuning = tuning_for(variant) if has_tuning(variant) else None
+                broken[variant.id] = broken_limits(figures[variant.id], arch_named(variant.arch), tuning)
+            except Fa4BuildError as error:
+                broken[variant.id] = (str(error),)
+            seconds[variant.id] = time.monotonic() - started
+        changes = self._update_baselines(variants, figures, broken) if self.options.update_baseline else ()
+        baselines: dict[str, Baseline] = {}
+        for variant, entry in zip(variants, entries, strict=True):
+            if variant.arch not in baselines:
+                baselines[variant.arch] = read_baseline(baseline_path(variant.arch, self.options.baseline_dir))
+            measured, row = figures.get(variant.id), baselines[variant.arch].get(variant.id)
+            check = _static_check(variant.id, measured, row, broken[variant.id], seconds[variant.id])
+            self._note(check, entry)
+        return changes
+
+    def _update_baselines(
+        self,
+        variants: Sequence[Variant],
+        figures: Mapping[str, StaticFigures],
+        broken: Mapping[str, tuple[str, ...]],
+    ) -> tuple[str, ...]:
+        """Write the baseline of every target that occurs; kernels that break a limit keep their old row."""
+        lines: list[str] = []
+        for arch in sorted({variant.arch for variant in variants}):
+            path = baseline_path(arch, self.options.baseline_dir)
+            old = read_baseline(path)
+            good = {v.id: figures[v.id] for v in variants if v.arch == arch and not broken[v.id]}
+            new = updated_baseline(old, good, known=(v.id for v in written_variants()))
+            if new != old:
+                write_baseline(path, new)
+                lines += baseline_changes(old, new)
+        return tuple(lines)
+
+    def simulate(self, variants: Sequence[Variant], entries: Sequence[CacheEntry]) -> None:
+        """Prove every variant in a process of its own, but those whose proof still holds."""
+        tasks, by_name = [], {}
+        for variant, entry in zip(variants, entries, strict=True):
+            by_name[variant.id] = entry
+            try:
+                request = self._request(variant, entry)
+            except SimulationError as error:
+                failed = End(name=variant.id, result=None, error=error, seconds=0.0)
+                self._note(_simulated_check(failed), entry)
+                continue
+            known = read_record(self.cache.root, "simulated", entry.objects["cubin"].sha256)
+            if known is not None and known.get("proof_sha256") == request.sha256 and not self.options.fresh:
+                check = Check(name=variant.id, level="simulated", status="known", seconds=0.0, summary=known)
+                self._note(check, entry)
+            else:
+                tasks.append(Task(name=variant.id, function=prove, argument=request))
+
+        def end(end: End) -> None:
+            self._note(_simulated_check(end), by_name[end.name])
+
+        run_tasks(
+            tasks,
+            jobs=self.options.jobs,
+            timeout_s=self.options.timeout_s,
+            on_message=lambda name, message: self._say(name, None, message),
+            on_end=end,
+        )
+
+    def _request(self, variant: Variant, entry: CacheEntry) -> Request:
+        return request_for(
+            variant,
+            ptx=self.cache.read(entry, "ptx").decode(),
+            plan=self.cache.read(entry, "plan").decode(),
+            registers=entry.facts["registers"],
+            seeds=self.options.seeds,
+        )
+
+    def _note(self, check: Check, entry: CacheEntry) -> None:
+        """Keep a finished check, write or withdraw its evidence, and tell."""
+        self.checks.append(check)
+        digest = entry.objects["cubin"].sha256
+        if check.status == "passed":
+            write_record(self.cache.root, check.level, digest, check.summary)
+        elif check.status == "failed":
+            record_path(self.cache.root, check.level, digest).unlink(missing_ok=True)
+        self._say(check.name, check, "")
+
+    def _say(self, name: str, check: Check | None, message: str) -> None:
+        self.tell(Event(name=name, check=check, message=message, done=len(self.checks), total=self.total))
+
+
+def _measure(entry: CacheEntry, cache: Cache, nvdisasm: Path | None) -> StaticFigures:
+    text = {name: cache.read(entry, name).decode() for name in ("ptx", "plan", "log")}
+    return measure(cache.read(entry, "cubin"), text["ptx"], text["plan"], text["log"], nvdisasm=nvdisasm)
+
+
+def _static_check(
+    name: str,
+    figures: StaticFigures | None,
+    row: Mapping[str, int] | None,
+    broken: tuple[str, ...],
+    seconds: float,
+) -> Check:
+    """Limits and baseline of one variant as a check."""
+    if figures is None:
+        return Check(name=name, level="static", status="failed", seconds=seconds, failures=broken)
+    differences = () if row is None else compare(figures, row)
+    worse = [f"worse than the baseline: {difference}" for difference in differences if difference.is_worse]
+    if worse:
+        worse.append("If that is meant: fa4build verify --static --update-baseline, and commit the change.")
+    notes = [f"unlike the baseline: {difference}" for difference in differences if not difference.is_worse]
+    if row is None:
+        notes.append("no baseline yet: fa4build verify --static --update-baseline writes one")
+    failures = (*broken, *worse)
+    return Check(
+        name=name,
+        level="static",
+        status="failed" if failures else "passed",
+        seconds=seconds,
+        summary=figures.as_dict(),
+        details={} if figures.sass is None else {"sass": dict(figures.sass)},
+        failures=failures,
+        notes=tuple(notes),
+    )
+
+
+def _simulated_check(end: End) -> Check:
+    """What a proving process came to, as a check."""
+    if end.error is not None:
+        return Check(name=end.name, level="simulated", status="failed", seconds=end.seconds, failures=(str(end.error),))
+    proof: Proof = end.result
+    return Check(
+        name=end.name,
+        level="simulated",
+        status="failed" if proof.failures else "passed",
+        seconds=end.seconds,
+        summary=proof.summary,
+        details={"runs": [dict(run) for run in proof.runs]},
+        failures=proof.failures,
+    )
+
+
+# --- records from GPUs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledRecord:
+    """A record from a GPU that was accepted: where it lies now, what it proves, and what it says nothing about."""
+
+    path: Path
+    arch: str
+    device: str
+    proven: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def install_record(record: Path, cache: Cache, evidence_dir: Path) -> InstalledRecord:
+    """Check a record from a GPU against the cached cubins, and keep it as `<evidence_dir>/<arch>/<device>-<date>.json`.
+
+    All of it must hold: every variant in it is compiled here to the very cubin that ran there, and passed there.
+
+    Raises: Fa4BuildError when the file is no record; NotCachedError when a variant of it is not compiled;
+        SimulationError naming the variants that failed there or have another cubin here. Nothing is kept then.
+    """
+    data, run = _read_run(record)
+    rows = {row["id"]: row for row in run["variants"]}
+    variants = [parse_variant(name) for name in sorted(rows)]
+    if not variants:
+        raise Fa4BuildError(f"{record}: the record holds no variant; nothing ran. Record again.")
+    arch = arch_named(run["capability"])
+    entries = require_cached(find_cached(variants, cache))
+    digests = {entry.name: entry.objects["cubin"].sha256 for entry in entries}
+    wrong = [f"{name}: failed on {run['device']}: {row['failures']}" for name, row in rows.items() if not row["passed"]]
+    wrong += [
+        f"{name}: ran as cubin {row['cubin_sha256'][:16]}, here it is {digests[name][:16]}; build the wheels from this "
+        "cache and record again"
+        for name, row in rows.items()
+        if row["cubin_sha256"] != digests[name]
+    ]
+    if wrong:
+        raise SimulationError(f"{record}: not kept.\n  " + "\n  ".join(wrong))
+    device = "-".join(run["device"].lower().split())
+    path = evidence_dir / arch.name / f"{device}-{run['date'].replace(':', '').replace('-', '')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    missing = tuple(v.id for v in written_variants() if v.arch == arch.name and v.id not in rows)
+    return InstalledRecord(path=path, arch=arch.name, device=run["device"], proven=tuple(sorted(rows)), missing=missing)
+
+
+def _read_run(record: Path) -> tuple[bytes, dict[str, Any]]:
+    """Bytes and contents of a record; refused is what `evidence.silicon_records` would refuse later."""
+    data = record.read_bytes()
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / record.name
+        copy.with_suffix(".json").write_bytes(data)
+        silicon_records([Path(directory)])
+    run = json.loads(data)
+    if run["schema"] != RECORD_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
+        raise Fa4BuildError(f"{record}: not a device record of schema {RECORD_SCHEMA}. Record again.")
+    return data, run
