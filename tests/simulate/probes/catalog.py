@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.simulate.probes import barriers, elementwise, tensor_copies, warp_exchange, wgmma_tiles
+from tests.simulate.probes import (
+    barriers,
+    copies_and_barriers,
+    elementwise,
+    integers,
+    tensor_copies,
+    warp_exchange,
+    wgmma_tiles,
+)
 from tests.simulate.probes.probe import Probe
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
-    for module in (elementwise, warp_exchange, barriers, tensor_copies, wgmma_tiles)
+    for module in (elementwise, integers, warp_exchange, copies_and_barriers, barriers, tensor_copies, wgmma_tiles)
     for probe in module.PROBES
 }
 

@@ -174,7 +174,8 @@ def mufu_operands(seed: int) -> np.ndarray:
     return words
 
 
-def _probe(name: str, operations: tuple[Operation, ...], operands: np.ndarray) -> Probe:
+def probe_of(name: str, operations: tuple[Operation, ...], operands: np.ndarray) -> Probe:
+    """A probe that stores every operation on every row of `operands` (3, COUNT), one block of COUNT words each."""
     lines = [
         f"\t{operation.ptx}\n\tst.global.b32 \t[%rd7+{4 * COUNT * number}], %r20;"
         for number, operation in enumerate(operations)
@@ -210,8 +211,8 @@ $L__next:
 
 
 PROBES = (
-    _probe("f32_arithmetic", ARITHMETIC, mixed_operands(1)),
-    _probe("f32_conversions", CONVERSIONS, mixed_operands(2)),
-    _probe("f32_comparisons", COMPARISONS, mixed_operands(3)),
-    _probe("mufu", MUFU, mufu_operands(4)),
+    probe_of("f32_arithmetic", ARITHMETIC, mixed_operands(1)),
+    probe_of("f32_conversions", CONVERSIONS, mixed_operands(2)),
+    probe_of("f32_comparisons", COMPARISONS, mixed_operands(3)),
+    probe_of("mufu", MUFU, mufu_operands(4)),
 )
