@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4build.codegen.extract.device_facts import StandInDevice, pretend, with_device_inputs
 from fa4build.codegen.launch_plan import (
     Arg,
     BytesTemplate,
@@ -521,3 +522,91 @@ def test_constants_keep_their_bits() -> None:
 
     assert b.nodes[index] == ("const", "f32", "0x3fb8aa3b")
     assert const_value(b.nodes[index]) == 1.4426950216293335
+
+
+FIRST, SECOND = StandInDevice(sm_count=131, l2_bytes=52428841), StandInDevice(sm_count=137, l2_bytes=62914583)
+
+
+def persistent_plan(blocks: int, *, cubin: str = "aa") -> LaunchPlan:
+    """Host code that launches min(n, blocks) blocks, `blocks` being a constant of the build machine."""
+    b = NodeTable()
+    n = b.leaf("n", "i32")
+    one = b.const(1, "i32")
+    launch = LaunchTemplate(
+        kernel="k",
+        grid=(b.op("smin", "i32", n, b.const(blocks, "i32")), one, one),
+        block=(128, 1, 1),
+        cluster=(1, 1, 1),
+        smem=0,
+        pdl=False,
+        cooperative=False,
+        params=(BytesTemplate(size=4, align=4, fields=((0, n),)),),
+    )
+    plan = LaunchPlan(
+        origin={"kind": "extracted", "cubin_sha256": cubin},
+        spec={},
+        args=(Arg(name="n", kind="scalar", dtype="i32"),),
+        nodes=tuple(b.nodes),
+        guards=(),
+        launches=(launch,),
+    )
+    vectors = tuple(Vector(inputs={"n": n}, sha256=canonical_digest(evaluate(plan, {"n": n}))) for n in (5, 1000))
+    return replace(plan, vectors=vectors)
+
+
+@pytest.mark.parametrize(("first", "second", "name", "factor"), [
+    pytest.param(131, 137, "sm_count", 1, id="multiprocessors"),
+    pytest.param(262, 274, "sm_count", 2, id="two blocks a multiprocessor"),
+    pytest.param(52428841, 62914583, "l2_bytes", 1, id="L2"),
+])  # fmt: skip
+def test_constants_of_the_device_become_inputs(first: int, second: int, name: str, factor: int) -> None:
+    """V7: what differs between two invented devices as they do is read from the device at run time."""
+    plan = with_device_inputs(persistent_plan(first), persistent_plan(second), FIRST, SECOND)
+
+    assert Arg(name=f"dev.{name}", kind="device", dtype="i64") in plan.args
+    (launch,) = evaluate(plan, {"n": 1 << 30, f"dev.{name}": 148})
+    assert launch.grid == (148 * factor, 1, 1)
+    assert [v.inputs[f"dev.{name}"] for v in plan.vectors] == [getattr(FIRST, name), getattr(SECOND, name)]
+    assert all(canonical_digest(evaluate(plan, v.inputs)) == v.sha256 for v in plan.vectors)
+
+
+def test_equal_plans_need_no_device() -> None:
+    """Host code that did not ask for the device keeps its plan."""
+    assert with_device_inputs(persistent_plan(64), persistent_plan(64), FIRST, SECOND) == persistent_plan(64)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        pytest.param(persistent_plan(140), "is 131 on .* and 140 on .*; it is no multiple", id="unexplained constant"),
+        pytest.param(persistent_plan(137, cubin="bb"), "give two cubins", id="another cubin"),
+        pytest.param(small_plan(), "give two cubins|host code itself", id="other code"),
+        pytest.param(replace(persistent_plan(137), launches=persistent_plan(137).launches * 2), "host code itself",
+                     id="another launch"),
+    ],
+)  # fmt: skip
+def test_unexplained_differences_are_refused(second: LaunchPlan, message: str) -> None:
+    """V7: a constant or a structure that follows the build machine in an unknown way fails the build."""
+    with pytest.raises(LaunchPlanError, match=message):
+        with_device_inputs(persistent_plan(131), second, FIRST, SECOND)
+
+
+def test_an_unknown_question_to_the_machine_is_refused() -> None:
+    """The list of machine properties is closed: a new one would be baked in silently."""
+
+    class HardwareInfo:
+        def get_device_multiprocessor_count(self) -> int:
+            return 1
+
+        def get_l2_cache_size_in_bytes(self) -> int:
+            return 1
+
+        def get_clock_rate(self) -> int:
+            return 1
+
+    pretend(HardwareInfo, FIRST)
+
+    assert HardwareInfo().get_device_multiprocessor_count() == 131
+    assert HardwareInfo().get_l2_cache_size_in_bytes() == 52428841
+    with pytest.raises(LaunchPlanError, match="asks the build machine for get_clock_rate"):
+        HardwareInfo().get_clock_rate()

@@ -28,7 +28,7 @@ from fa4build.codegen.plan_values import (
 from fa4build.errors import LaunchPlanError
 
 STORED_VECTORS = 4
-COMPARED_INPUTS = 12
+COMPARED_INPUTS = 8
 MAP_INPUTS = 8
 _REPAIRS = 64  # rounds of adjusting inputs to the guards
 _CLUSTER, _PDL, _COOPERATIVE = 4, 6, 2
