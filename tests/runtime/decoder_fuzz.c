@@ -15,13 +15,13 @@ static void exercise(const Plan *plan) {
     uint64_t *leaves = malloc(8 * (plan->num_leaves + 1)), *values = malloc(8 * (plan->num_nodes + 1));
     uint8_t *canonical = malloc(plan_canonical_size(plan) + 1), *block = malloc(plan->block_bytes + 1);
     char name[512];
-    plan_prepare(plan, values);
     for (int round = 0; round < 4; round++) {
         for (uint32_t i = 0; i < plan->num_leaves; i++) {
             leaves[i] = low_bits(round ? next_random() : 0, TYPE_BITS[leaf_type(plan, i)]);
             leaf_name(plan, i, name, sizeof name);
         }
-        plan_evaluate(plan, leaves, values);
+        if (round & 1) plan_evaluate(plan, leaves, values);
+        else for (int part = 0; part < NUM_DEPENDS; part++) plan_evaluate_part(plan, part, leaves, values);
         plan_failed_guard(plan, values);
         plan_write_canonical(plan, values, canonical);
         for (uint32_t p = 0; p < plan->num_params; p++) {

@@ -113,6 +113,31 @@ def test_a_launch_happens_in_the_context_of_its_device(forward, bind, fake):
     assert (fake.launches[1].context, fake.depth) == (0xC001, 1)
 
 
+def test_repeated_problems_give_what_fresh_ones_give(forward, bind, fake):
+    """Pointers change, then extents, then scalars, then back: each launch equals that of a Launch never used before."""
+    calls = [(attribute_tensors(), SCALARS), (attribute_tensors(), SCALARS), (attribute_tensors(seqlen_q=5), SCALARS)]
+    calls += [(attribute_tensors(), SCALARS), (attribute_tensors(), [0.5, *SCALARS[1:]])]
+    calls[1][0][0]._pointer, calls[1][0][3]._pointer = 0x9000, 0xA000
+    for tensors, scalars in calls:
+        forward.run(*tensors, *scalars)
+        bind(forward_plan("kernel"), fake_cubin(kernel=(128, 40))).run(*tensors, *scalars)
+
+    recorded = [(param_bytes(launch), list(launch.grid)) for launch in fake.launches]
+    assert recorded[::2] == recorded[1::2]
+    assert len({data for data, _ in recorded}) == 4
+
+
+def test_a_guard_holds_for_every_call(forward, fake):
+    """A problem that was refused is refused again, and does not change what the next one gets."""
+    good, bad = attribute_tensors(), attribute_tensors(seqlen_q=1_048_577)
+    for _ in range(2):
+        with pytest.raises(InputError, match="seqlen_q must be at most"):
+            forward.run(*bad, *SCALARS)
+        forward.run(*good, *SCALARS)
+
+    assert [list(launch.grid) for launch in fake.launches] == [[3, 4, 2]] * 2
+
+
 def test_leaves_show_what_the_plan_is_evaluated_on(forward):
     """`leaves` names what `run` would read, so that a launch can be replayed by another evaluator."""
     leaves = forward.leaves(*attribute_tensors(), *SCALARS)

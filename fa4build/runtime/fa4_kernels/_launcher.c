@@ -45,7 +45,9 @@ typedef struct {
     PyObject *stream_of;
     CUcontext context;
     CUfunction functions[MAX_LAUNCHES];
-    uint64_t *values; /* one word a node; used only while the interpreter lock is held */
+    /* Of the last call: its leaves, and one word a node; used only while the interpreter lock is held. */
+    uint64_t *leaves, *values;
+    int is_evaluated; /* values belong to leaves */
     uint64_t device_facts[NUM_DEVICE_LEAVES];
     int ordinal, device_type;
     uint32_t num_call_args;
@@ -235,7 +237,6 @@ static uint64_t *values_from_dict(const Plan *plan, PyObject *inputs) {
     }
     uint64_t *values = PyMem_Malloc(sizeof *values * (plan->num_nodes + 1));
     if (!values) return (uint64_t *)PyErr_NoMemory();
-    plan_prepare(plan, values);
     plan_evaluate(plan, leaves, values);
     return values;
 }
@@ -269,7 +270,7 @@ static PyMethodDef plan_methods[] = {
 
 static void launch_dealloc(PyObject *object) {
     LaunchObject *self = (LaunchObject *)object;
-    PyMem_Free(self->values);
+    PyMem_Free(self->leaves), PyMem_Free(self->values);
     Py_XDECREF((PyObject *)self->driver), Py_XDECREF((PyObject *)self->plan_object);
     Py_XDECREF((PyObject *)self->library), Py_XDECREF(self->stream_of);
     free_object(object);
@@ -345,9 +346,9 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->values = PyMem_Malloc(sizeof *self->values * (self->plan_object->plan.num_nodes + 1));
     for (uint32_t i = 0; i < self->plan_object->plan.num_args; i++)
         self->num_call_args += self->plan_object->plan.args[i].kind != ARG_DEVICE;
-    if (self->values) plan_prepare(&self->plan_object->plan, self->values);
-    else PyErr_NoMemory();
-    if (self->values && bind_device(self) == 0) return (PyObject *)self;
+    self->leaves = PyMem_Malloc(sizeof *self->leaves * (self->plan_object->plan.num_leaves + 1));
+    if (!self->values || !self->leaves) PyErr_NoMemory();
+    else if (bind_device(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -587,6 +588,15 @@ static int launch_in_context(LaunchObject *self, CUstream stream) {
     return failed;
 }
 
+/* Bring `values` up to date for these leaves. Calls often repeat a problem with other pointers: then little is computed. */
+static void evaluate_leaves(LaunchObject *self, const uint64_t *leaves) {
+    const Plan *plan = &self->plan_object->plan;
+    if (self->is_evaluated && same_problem(plan, leaves, self->leaves)) plan_evaluate_part(plan, DEPENDS_POINTER, leaves, self->values);
+    else plan_evaluate(plan, leaves, self->values);
+    memcpy(self->leaves, leaves, sizeof *leaves * plan->num_leaves);
+    self->is_evaluated = 1;
+}
+
 static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
     LaunchObject *self = (LaunchObject *)object;
     const Plan *plan = &self->plan_object->plan;
@@ -594,7 +604,7 @@ static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     const ExchangeApi *api = NULL;
     CUstream stream;
     if (collect_leaves(self, args, num_args, leaves, &api) || current_stream(self, api, &stream)) return NULL;
-    plan_evaluate(plan, leaves, self->values); /* from here to the launch no Python code runs: `values` is ours */
+    evaluate_leaves(self, leaves); /* from here to the launch no Python code runs: `values` is ours */
     int64_t failed = plan_failed_guard(plan, self->values);
     if (failed >= 0) return raise_guard(plan, (uint32_t)failed, leaves), NULL;
     if (launch_in_context(self, stream)) return NULL;

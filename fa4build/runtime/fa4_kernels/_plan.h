@@ -81,9 +81,12 @@ typedef struct {
     uint32_t device_leaf;
 } Arg;
 
+/* On what a node's value depends: literals alone; extents, strides and scalars; or a pointer as well. */
+enum { DEPENDS_NOTHING, DEPENDS_PROBLEM, DEPENDS_POINTER, NUM_DEPENDS };
+
 typedef struct {
     uint8_t op, type, source; /* source: type of the first operand */
-    uint8_t is_constant;      /* a constant, or computed from constants alone */
+    uint8_t depends;          /* DEPENDS_ */
     uint32_t a, b, c;
     uint32_t shift; /* 64 - bits of the type */
     uint64_t mask;  /* the type's bits */
@@ -119,10 +122,10 @@ typedef struct {
 
 typedef struct {
     uint32_t num_args, num_leaves, num_nodes, num_guards, num_launches, num_params, num_fields, num_maps;
-    uint32_t num_varying;
+    uint32_t num_of[NUM_DEPENDS];
     Arg *args;
     Node *nodes;
-    uint32_t *varying; /* the nodes that are not constant, in order: what a launch has to compute */
+    uint32_t *nodes_of[NUM_DEPENDS]; /* the nodes of each DEPENDS_, in order */
     Guard *guards;
     LaunchSpec *launches;
     Param *params;
@@ -134,7 +137,8 @@ typedef struct {
 } Plan;
 
 static void plan_clear(Plan *plan) {
-    free(plan->args), free(plan->nodes), free(plan->varying), free(plan->guards), free(plan->launches);
+    for (int k = 0; k < NUM_DEPENDS; k++) free(plan->nodes_of[k]);
+    free(plan->args), free(plan->nodes), free(plan->guards), free(plan->launches);
     free(plan->params), free(plan->fields), free(plan->maps), free(plan->strings);
     memset(plan, 0, offsetof(Plan, error));
 }
@@ -275,11 +279,18 @@ static int decode_node(Plan *plan, uint32_t i) {
     return fits ? 0 : plan_refuse(plan, "node %u: op %u does not take its operands' types", i, node->op);
 }
 
-static uint8_t is_constant(const Plan *plan, const Node *node) {
+static int is_pointer_leaf(const Plan *plan, uint32_t leaf) {
+    const Arg *arg = leaf_arg(plan, leaf);
+    return arg->kind == ARG_TENSOR && arg->first_leaf == leaf;
+}
+
+static uint8_t node_depends(const Plan *plan, const Node *node) {
     uint32_t operands[3] = {node->a, node->b, node->c};
-    uint8_t all = node->op != OP_IN;
-    for (uint32_t k = 0; k < operand_count(node->op); k++) all &= plan->nodes[operands[k]].is_constant;
-    return all;
+    uint8_t depends = DEPENDS_NOTHING;
+    if (node->op == OP_IN) return is_pointer_leaf(plan, node->a) ? DEPENDS_POINTER : DEPENDS_PROBLEM;
+    for (uint32_t k = 0; k < operand_count(node->op); k++)
+        if (plan->nodes[operands[k]].depends > depends) depends = plan->nodes[operands[k]].depends;
+    return depends;
 }
 
 static int decode_nodes(Plan *plan, const uint8_t *cursor) {
@@ -292,8 +303,8 @@ static int decode_nodes(Plan *plan, const uint8_t *cursor) {
         if (decode_node(plan, i)) return -1;
         node->shift = 64u - TYPE_BITS[node->type];
         node->mask = ~(uint64_t)0 >> node->shift;
-        node->is_constant = is_constant(plan, node);
-        if (!node->is_constant) plan->varying[plan->num_varying++] = i;
+        node->depends = node_depends(plan, node);
+        plan->nodes_of[node->depends][plan->num_of[node->depends]++] = i;
     }
     return 0;
 }
@@ -411,14 +422,14 @@ static int decode_params(Plan *plan, const uint8_t *params, const uint8_t *field
 static int plan_allocate(Plan *plan, uint32_t string_bytes) {
     plan->args = calloc(plan->num_args + 1, sizeof *plan->args);
     plan->nodes = calloc(plan->num_nodes + 1, sizeof *plan->nodes);
-    plan->varying = calloc(plan->num_nodes + 1, sizeof *plan->varying);
+    for (int k = 0; k < NUM_DEPENDS; k++) plan->nodes_of[k] = calloc(plan->num_nodes + 1, sizeof **plan->nodes_of);
     plan->guards = calloc(plan->num_guards + 1, sizeof *plan->guards);
     plan->launches = calloc(plan->num_launches + 1, sizeof *plan->launches);
     plan->params = calloc(plan->num_params + 1, sizeof *plan->params);
     plan->fields = calloc(plan->num_fields + 1, sizeof *plan->fields);
     plan->maps = calloc(plan->num_maps + 1, sizeof *plan->maps);
     plan->strings = calloc((size_t)string_bytes + 1, 1);
-    int ok = plan->args && plan->nodes && plan->varying && plan->guards && plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
+    int ok = plan->nodes_of[0] && plan->nodes_of[1] && plan->nodes_of[2] && plan->args && plan->nodes && plan->guards && plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
     return ok ? 0 : plan_refuse(plan, "out of memory");
 }
 
@@ -593,18 +604,28 @@ static uint64_t node_value(const Node *node, const uint64_t *leaves, const uint6
 #undef B
 }
 
-/* Compute the constants once; `values` has room for num_nodes and is kept from launch to launch. */
-static void plan_prepare(const Plan *plan, uint64_t *values) {
-    for (uint32_t i = 0; i < plan->num_nodes; i++)
-        if (plan->nodes[i].is_constant) values[i] = node_value(&plan->nodes[i], NULL, values);
-}
-
-/* Every other node's value. `leaves` holds num_leaves words, `values` has been prepared. */
-static void plan_evaluate(const Plan *plan, const uint64_t *leaves, uint64_t *values) {
-    for (uint32_t k = 0; k < plan->num_varying; k++) {
-        uint32_t i = plan->varying[k];
+/* Compute the nodes of one DEPENDS_. Lower ones come first; `values` has room for num_nodes and may be kept: constants hold
+ * for ever, DEPENDS_PROBLEM as long as only pointers change. `leaves` holds num_leaves words. */
+static void plan_evaluate_part(const Plan *plan, int depends, const uint64_t *leaves, uint64_t *values) {
+    for (uint32_t k = 0; k < plan->num_of[depends]; k++) {
+        uint32_t i = plan->nodes_of[depends][k];
         values[i] = node_value(&plan->nodes[i], leaves, values);
     }
+}
+
+/* Compute every node. */
+static void plan_evaluate(const Plan *plan, const uint64_t *leaves, uint64_t *values) {
+    for (int depends = 0; depends < NUM_DEPENDS; depends++) plan_evaluate_part(plan, depends, leaves, values);
+}
+
+/* True when two sets of leaves differ in pointers at most. */
+static int same_problem(const Plan *plan, const uint64_t *a, const uint64_t *b) {
+    for (uint32_t i = 0; i < plan->num_args; i++) {
+        const Arg *arg = &plan->args[i];
+        uint32_t skip = arg->kind == ARG_TENSOR, count = skip ? 2 * arg->rank : 1;
+        if (memcmp(a + arg->first_leaf + skip, b + arg->first_leaf + skip, count * sizeof *a)) return 0;
+    }
+    return 1;
 }
 
 /* Index of the first guard that is false, or -1. */
