@@ -34,7 +34,7 @@ def assemble(ptxas, directory):
     for probe in PROBES.values():
         with tempfile.TemporaryDirectory() as scratch:
             source = Path(scratch) / "probe.ptx"
-            source.write_text(probe.ptx)
+            source.write_text(probe.assembly_text())
             target = directory / f"{probe.name}.cubin"
             subprocess.run([ptxas, "-arch=sm_90a", str(source), "-o", str(target)], check=True)
         print(f"{probe.name}: {target.stat().st_size} bytes")
@@ -59,13 +59,14 @@ class Driver:
         self.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
         return function
 
-    def launch(self, function, threads, shared_bytes, parameters):
-        """One CTA on the default stream. parameters: bytes of each kernel parameter."""
+    def launch(self, function, probe, parameters):
+        """The probe's CTAs on the default stream. parameters: bytes of each kernel parameter."""
         buffers = [ctypes.create_string_buffer(data, len(data)) for data in parameters]
         pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
         one = ctypes.c_uint(1)
         self.call(
-            "cuLaunchKernel", function, one, one, one, ctypes.c_uint(threads), one, one, ctypes.c_uint(shared_bytes),
+            "cuLaunchKernel", function, ctypes.c_uint(probe.ctas), one, one, ctypes.c_uint(probe.threads), one, one,
+            ctypes.c_uint(probe.shared_bytes),
             ctypes.c_void_p(), pointers, ctypes.c_void_p(),
         )  # fmt: skip
 
@@ -79,7 +80,7 @@ def run_probe(torch, driver, probe, cubin):
     pointers = [addresses[name].to_bytes(8, "little") for name in ("input", "output")]
     function = driver.load(cubin, probe.name, probe.shared_bytes)
     torch.cuda.synchronize()
-    driver.launch(function, probe.threads, probe.shared_bytes, [*pointers, *(pack(tmap) for tmap in maps)])
+    driver.launch(function, probe, [*pointers, *(pack(tmap) for tmap in maps)])
     done = torch.cuda.Event()
     done.record(torch.cuda.default_stream())
     deadline = time.monotonic() + TIME_LIMIT_S

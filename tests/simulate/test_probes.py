@@ -31,7 +31,8 @@ def run_in_simulator(probe, words, schedule):
     pointers = [struct.pack("<Q", addresses[name]) for name in ("input", "output")]
     launch = SimLaunch(
         kernel=probe.name,
-        grid=(1, 1, 1),
+        grid=(probe.ctas, 1, 1),
+        cluster=(probe.ctas, 1, 1),
         block=(probe.threads, 1, 1),
         smem=probe.shared_bytes,
         parameters=parameter_block(parse_module(probe.ptx).entries[probe.name], [*pointers, *maps]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.simulate.probes import (
     barriers,
+    clusters,
     copies_and_barriers,
     elementwise,
     integers,
@@ -18,7 +19,16 @@ from tests.simulate.probes.probe import Probe
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
-    for module in (elementwise, integers, warp_exchange, copies_and_barriers, barriers, tensor_copies, wgmma_tiles)
+    for module in (
+        elementwise,
+        integers,
+        warp_exchange,
+        copies_and_barriers,
+        barriers,
+        clusters,
+        tensor_copies,
+        wgmma_tiles,
+    )
     for probe in module.PROBES
 }
 

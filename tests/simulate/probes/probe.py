@@ -28,8 +28,8 @@ class Probe:
     """One kernel and its data.
 
     ptx: module text; the entry has the probe's name and the parameters input, output (u64), then one tensor map each.
-    threads, shared_bytes: of the only CTA. input: u32 words. output: u32 words before the launch.
-    expected: output words after it, from the input.
+    threads, shared_bytes: of a CTA. ctas: CTAs of the only cluster, along x. input: u32 words.
+    output: u32 words before the launch. expected: output words after it, from the input.
     """
 
     name: str
@@ -40,6 +40,13 @@ class Probe:
     output: np.ndarray
     expected: Callable[[np.ndarray], np.ndarray]
     maps: tuple[BufferMap, ...] = ()
+    ctas: int = 1
+
+    def assembly_text(self) -> str:
+        """The PTX for the assembler: a cluster's size is part of it, as a plain launch does not carry one."""
+        if self.ctas == 1:
+            return self.ptx
+        return self.ptx.replace("\n.minnctapersm 1\n", f"\n.reqnctapercluster {self.ctas}, 1, 1\n")
 
 
 def unwritten(words: int) -> np.ndarray:
