@@ -17,12 +17,13 @@ from fa4build.wheel import (
     SIZE_LIMIT_BYTES,
     PreparedWheel,
     WrittenWheel,
+    checkout_root,
     prepare_pack_wheel,
     prepare_runtime_wheel,
 )
 
 EVIDENCE_DIR = Path(__file__).parent.parent / "evidence"
-"""Records from GPUs in a checkout; an installed fa4build has none."""
+"""Records from GPUs in a checkout. An installed fa4build has none, whatever lies there: see `checkout_root`."""
 
 ALL_PLATFORMS = tuple(platform.tag for platform in PLATFORMS)
 _SEPARATE_FIELDS = ("$type", "op", "arch")  # of a variant: the manifest has fields of its own for them
@@ -34,7 +35,7 @@ def write_wheels(
     *,
     out_dir: Path,
     platforms: Iterable[str] = ALL_PLATFORMS,
-    evidence_dirs: Iterable[Path] = (EVIDENCE_DIR,),
+    evidence_dirs: Iterable[Path] | None = None,
     limit_bytes: int = SIZE_LIMIT_BYTES,
     allow_spills: bool = False,
 ) -> tuple[WrittenWheel, ...]:
@@ -43,7 +44,8 @@ def write_wheels(
     Args:
         selection: the variants; all of them must be in the cache.
         platforms: tags or machine names of the hosts; none = packs alone.
-        evidence_dirs: committed records from GPUs; directories that do not exist count as empty.
+        evidence_dirs: committed records from GPUs; directories that do not exist count as empty. Default: `evidence/`
+            of the checkout; an installed fa4build has none.
         limit_bytes: refuse a larger wheel.
         allow_spills: whether kernels whose registers spill to memory are packed.
 
@@ -55,7 +57,7 @@ def write_wheels(
     targets = [platform_named(name) for name in platforms]
     entries = require_cached(find_cached(expand_matrix(selection), cache))
     _refuse_spills(entries, allow_spills)
-    silicon = silicon_records(evidence_dirs)
+    silicon = silicon_records(_committed_evidence() if evidence_dirs is None else evidence_dirs)
     by_target: dict[str, list[CacheEntry]] = {}
     for entry in entries:
         by_target.setdefault(entry.facts["target"], []).append(entry)
@@ -69,6 +71,11 @@ def write_wheels(
         for target in targets
     ]
     return tuple(prepared.write() for prepared in (*packs, *runtimes))
+
+
+def _committed_evidence() -> tuple[Path, ...]:
+    """Where a checkout keeps records from GPUs."""
+    return () if checkout_root() is None else (EVIDENCE_DIR,)
 
 
 def artifact_of(entry: CacheEntry, cache: Cache, silicon: Mapping[str, Mapping[str, Any]]) -> Artifact:

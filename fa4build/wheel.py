@@ -209,11 +209,17 @@ def runtime_extras() -> dict[str, tuple[str, ...]]:
     return {**extras, "all": tuple(sorted(pack_name(arch) for arch in ARCHES))}
 
 
+def checkout_root() -> Path | None:
+    """The checkout this fa4build runs from, None when it is installed: site-packages holds other projects' files."""
+    root = Path(__file__).parent.parent
+    return root if (root / "pyproject.toml").is_file() and (root / "LICENSE").is_file() else None
+
+
 def license_text() -> bytes:
     """The licence of fa4build and of what it makes, from the checkout or the installed distribution."""
-    checkout = Path(__file__).parent.parent / "LICENSE"
-    if checkout.is_file():
-        return checkout.read_bytes()
+    root = checkout_root()
+    if root is not None:
+        return (root / "LICENSE").read_bytes()
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -41,9 +41,10 @@ for machine in ("x86_64", "aarch64"):
 def copy_checkout(source: Path, target: Path) -> Path:
     """What is needed of a checkout to write wheels."""
     target.mkdir(parents=True)
-    for name in ("fa4build", "tests"):
+    for name in ("fa4build", "kernels_src", "tests"):
         shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(source / "LICENSE", target)
+    for name in ("LICENSE", "pyproject.toml"):
+        shutil.copy(source / name, target)
     return target
 
 
@@ -154,7 +155,7 @@ def test_abi3audit_finds_nothing(dist: Path, machine: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 def test_installs_without_a_network_and_imports(dist: Path, tmp_path: Path) -> None:
     """pip alone, no index: the extra pulls in the pack; the import opens no socket, loads no torch and no compiler;
-    the pack is found by its entry point; the launcher loads."""
+    the pack is found by its entry point and each of its kernels read; the launcher loads."""
     site = tmp_path / "site"
     # torch is the one requirement and comes from where the user has it, so dependencies are named here by hand.
     tool(
@@ -169,8 +170,12 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 import fa4_kernels
 from fa4_kernels import _launcher
-from importlib.metadata import entry_points
-packs = {point.name: point.load().__file__ for point in entry_points(group="fa4_kernels.packs")}
+from fa4_kernels.packs import PackReader, installed_packs
+reader = PackReader()
+packs = {}
+for pack in installed_packs():
+    kernels = [reader.read(pack, entry)[0][:4] for entry in pack.manifest.entries]
+    packs[pack.manifest.pack] = [str(pack.directory), len(kernels), set(kernels) == {b"\\x7fELF"}]
 heavy = sorted({"torch", "cutlass", "fa4build", "numpy", "ziglang"} & set(sys.modules))
 print(json.dumps({"version": fa4_kernels.__version__, "packs": packs, "heavy": heavy, "launcher": _launcher.__file__}))
 """
@@ -182,7 +187,7 @@ print(json.dumps({"version": fa4_kernels.__version__, "packs": packs, "heavy": h
     assert found["version"] == "0.1.0"
     assert found["heavy"] == []
     assert found["launcher"] == str(site / "fa4_kernels" / "_launcher.abi3.so")
-    assert found["packs"] == {"fa4-kernels-sm90a": str(site / "fa4_kernels_sm90a" / "__init__.py")}
+    assert found["packs"] == {"fa4-kernels-sm90a": [str(site / "fa4_kernels_sm90a"), 12, True]}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
@@ -218,3 +223,18 @@ def test_bytes_do_not_depend_on_the_python_release(dist: Path, checkout: Path, t
         p.name: p.read_bytes() for p in sorted(dist.iterdir())
     }
     assert COMPILER_CACHE.is_dir()
+
+
+@pytest.mark.slow
+def test_installed_builder_writes_the_same_bytes_as_a_checkout(dist: Path, checkout: Path, tmp_path: Path) -> None:
+    """fa4build's own wheel carries all that is needed: launcher source, declarations, schemas, licence."""
+    site = tmp_path / "site"
+    source = copy_checkout(checkout, tmp_path / "source")
+    (source / "README.md").write_text("# fa4build\n")
+    tool("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path / "built"), str(source), timeout=300)
+    (built,) = (tmp_path / "built").iterdir()
+    tool("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(built))
+    (site / "LICENSE").write_text("the licence of another project, as some leave it here")
+    shutil.copytree(checkout / "tests", site / "tests")
+
+    assert write_wheels(tmp_path / "out", site) == {path.name: path.read_bytes() for path in sorted(dist.iterdir())}
