@@ -264,7 +264,7 @@ class Cache:
             yield
 
     def try_lock(self, key: str) -> Callable[[], None] | None:
-        """Take the lock of a key if nobody holds it. Returns the function that releases it, or None."""
+        """Take the lock of a key if nobody holds it. Returns the function that releases it, in this thread, or None."""
         import filelock
 
         lock = self._file_lock(key)
