@@ -86,6 +86,10 @@ def _guards_of_map(table: NodeTable, param: TensorMapTemplate, place: str) -> It
     one, zero = table.const(1, "i64"), table.const(0, "i64")
     address = _subject(table, param.addr, ".ptr", f"address of the tensor map at {place}")
     yield _guard(_divisible(table, param.addr), f"{address} must be a multiple of {MAP_ALIGN_BYTES} bytes")
+    if table.nodes[param.addr][0] != "in":  # a computed base may wrap below 0, which the driver refuses
+        yield _guard(
+            table.op("sgt", "i64", param.addr, zero), f"{address} must be above 0; strides are too large for it"
+        )
     for d, extent in enumerate(param.dims):
         subject = _subject(table, extent, ".shape[", f"extent {d} of the tensor map at {place}")
         yield _guard(table.op("sge", "i64", extent, one), f"{subject} must be at least 1")

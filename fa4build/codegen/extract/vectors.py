@@ -78,11 +78,11 @@ def _repair(nodes: Sequence[Node], expr: int, inputs: dict[str, int | float], va
         if left[0] in ("and", "urem", "srem") and right[0] == "const":
             _round_down(nodes, left, inputs, values)
         else:
-            _set(nodes, op[3], values[op[2]], inputs) or _set(nodes, op[2], values[op[3]], inputs)
+            _set(nodes, op[3], values[op[2]], inputs, values) or _set(nodes, op[2], values[op[3]], inputs, values)
     elif op[0] in ("sge", "sgt", "uge", "ugt"):
-        _set(nodes, op[2], values[op[3]] + 1, inputs) or _set(nodes, op[3], values[op[2]] - 1, inputs)
+        _set(nodes, op[2], values[op[3]] + 1, inputs, values) or _set(nodes, op[3], values[op[2]] - 1, inputs, values)
     elif op[0] in ("sle", "slt", "ule", "ult"):
-        _set(nodes, op[2], values[op[3]] - 1, inputs) or _set(nodes, op[3], values[op[2]] + 1, inputs)
+        _set(nodes, op[2], values[op[3]] - 1, inputs, values) or _set(nodes, op[3], values[op[2]] + 1, inputs, values)
 
 
 def _round_down(nodes: Sequence[Node], remainder: Node, inputs: dict[str, int | float], values: Sequence) -> None:
@@ -90,23 +90,26 @@ def _round_down(nodes: Sequence[Node], remainder: Node, inputs: dict[str, int | 
     divisor = int(values[remainder[3]]) + (remainder[0] == "and")
     value = int(values[remainder[2]])
     if divisor:
-        _set(nodes, remainder[2], max(value - value % divisor, divisor), inputs)
+        _set(nodes, remainder[2], max(value - value % divisor, divisor), inputs, values)
 
 
-def _set(nodes: Sequence[Node], node: int, value: int | float, inputs: dict[str, int | float]) -> bool:
-    """Give the leaf under a node, looked for through conversions and constant factors, the value that makes it
-    `value`."""
+def _set(
+    nodes: Sequence[Node], node: int, value: int | float, inputs: dict[str, int | float], values: Sequence
+) -> bool:
+    """Give the leaf under a node, its other operands as they are, the value that makes the node `value`."""
     op = nodes[node]
     if op[0] == "in":
         inputs[op[2]] = value
         return True
     if op[0] in ("sext", "zext", "trunc"):
-        return _set(nodes, op[2], value, inputs)
-    other = nodes[op[3]] if len(op) == 4 else ("", "", 0)
-    if op[0] == "mul" and other[0] == "const" and other[2]:
-        return _set(nodes, op[2], int(value) // other[2], inputs)
-    if op[0] == "add" and other[0] == "const":
-        return _set(nodes, op[2], int(value) - other[2], inputs)
+        return _set(nodes, op[2], value, inputs, values)
+    other = int(values[op[3]]) if len(op) == 4 else 0
+    if op[0] == "mul" and other:
+        return _set(nodes, op[2], int(value) // other, inputs, values)
+    if op[0] == "add":
+        return _set(nodes, op[2], int(value) - other, inputs, values)
+    if op[0] in ("sdiv", "udiv") and other:
+        return _set(nodes, op[2], int(value) * other, inputs, values)
     return False
 
 
