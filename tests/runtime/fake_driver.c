@@ -89,15 +89,17 @@ int cuLibraryLoadData(void **library, const void *code, void *a, void *b, unsign
     uint32_t first = num_kernels;
     for (; (end = strchr(rest, '\n')); rest = end + 1) {
         snprintf(line, sizeof line, "%.*s", (int)(end - rest), rest);
+        if (num_kernels == MAX_KERNELS) break;
         Kernel *kernel = &kernels[num_kernels++];
         memset(kernel, 0, sizeof *kernel);
         snprintf(kernel->name, sizeof kernel->name, "%s", strtok(line, " "));
         while ((word = strtok(NULL, " "))) kernel->sizes[kernel->num_params++] = (uint32_t)atoi(word);
     }
+    int is_read = !*rest && num_kernels > first;
     free(text);
     num_loads++;
     *library = (void *)(uintptr_t)(first + 1);
-    return num_kernels > first ? 0 : INVALID_IMAGE;
+    return is_read ? 0 : INVALID_IMAGE;
 }
 
 int cuLibraryGetKernel(void **kernel, void *library, const char *name) {

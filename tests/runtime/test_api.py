@@ -14,8 +14,11 @@ torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
 from fa4_kernels import CaptureError, InputError, NoKernelError, loader, packs  # noqa: E402
+from fa4_kernels.plan import encode_plan  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
-from tests.runtime.fake import param_bytes, read_map, write_pack  # noqa: E402
+from tests.runtime.fake import FakeDriver, entry_axes, fake_cubin, forward_plan, param_bytes, read_map, write_pack  # noqa: E402
 
 UNBOUNDED = 1 << 30
 IDS = [
@@ -25,6 +28,19 @@ IDS = [
     "fwd-sm90a-bf16-hd96x64-full",
     "fwd-sm90a-fp16-hd64-full",
 ]
+
+
+_BLOB = packs.Blob(group=0, offset=0, size=1, sha256="")
+ENTRY = packs.Entry(
+    id="fwd-sm90a-bf16-hd64-full",
+    op="fwd",
+    target="sm_90a",
+    axes=entry_axes("fwd-sm90a-bf16-hd64-full")[1],
+    cubin=_BLOB,
+    plan=_BLOB,
+    symbols=("kernel",),
+    evidence={},
+)
 
 
 class Capture:
@@ -239,6 +255,14 @@ def test_cpu_tensors_are_refused_by_a_cuda_runtime(launcher, fake):
         loader.use_runtime(None)
 
 
+def test_cpu_tensors_are_refused_without_a_driver():
+    """On a machine without GPU the same error comes, not one about the driver."""
+    loader.use_runtime(None)
+
+    with pytest.raises(InputError, match="q is on cpu; the kernels run on CUDA devices"):
+        fa4_kernels.flash_attn_func(*qkv())
+
+
 @pytest.mark.parametrize(
     ("options", "feature"),
     [
@@ -316,9 +340,10 @@ def test_preload_of_nothing_is_an_error(runtime):
 
 def test_explain_loads_nothing(runtime, fake):
     """The decision of a call, printed: the chosen entry first, then the others with their reasons."""
-    decision = fa4_kernels.explain(*qkv(), causal=True)
+    decision = fa4_kernels.explain(*qkv(), causal=True, return_lse=True, softcap=0.0)
 
     assert decision.entry.id == "fwd-sm90a-bf16-hd64-causal"
+    assert fa4_kernels.explain(*qkv(), softcap=20.0).entry is None
     assert "fwd-sm90a-bf16-hd64-full (fa4-kernels-test): mask is full" in str(decision)
     assert fake.num_loads == 0
 
@@ -388,3 +413,40 @@ def test_a_plan_that_contradicts_the_signature_is_refused(launcher, fake, tmp_pa
     finally:
         loader.use_runtime(None)
     assert fake.num_loads == 0
+
+
+class AttributeTensor(torch.Tensor):
+    """A torch tensor whose type has no exchange API, as in torch before 2.10."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+@pytest.fixture(scope="module")
+def leaves(launcher, fake_driver_path):
+    """What a launch on CPU tensors would be evaluated on."""
+    FakeDriver(fake_driver_path).reset()
+    driver = launcher.Driver(str(fake_driver_path))
+    plan = launcher.Plan(encode_plan(*loader.bound_plan(forward_plan("kernel"), ENTRY)))
+    cubin = driver.load(fake_cubin(kernel=(128, 40)))
+    return launcher.Launch(driver, plan, cubin, 0, lambda ordinal: 0, loader.CPU).leaves
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_torch_tensors_are_read_alike_in_both_ways(leaves, data):
+    """Any shape, permutation and slice: attribute calls and the exchange API see the same pointer, extents, strides."""
+    extents = [data.draw(st.integers(1, 5)) for _ in range(3)]
+    order = data.draw(st.permutations((0, 1, 2)))
+    base = torch.zeros([extents[i] for i in order] + [64], dtype=torch.bfloat16)
+    tensor = base.permute([order.index(i) for i in range(3)] + [3])[data.draw(st.integers(0, extents[0] - 1)) :]
+    rest = (torch.zeros(1, 2, 3, 64, dtype=torch.bfloat16),) * 3 + (torch.zeros(1, 2, 3),)
+    scalars = (0.5, 1, 2, 3)
+
+    expected = leaves(tensor, *rest, *scalars)
+    actual = leaves(tensor.as_subclass(AttributeTensor), *rest, *scalars)
+
+    assert actual == expected
+    assert actual["q.ptr"] == tensor.data_ptr()
+    assert [actual[f"q.shape[{i}]"] for i in range(4)] == list(tensor.shape)
+    for i in range(4):
+        assert tensor.shape[i] == 1 or actual[f"q.stride[{i}]"] == tensor.stride(i)

@@ -5,6 +5,7 @@ read. What depends on neither pointers nor extents is decided once and kept in `
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -94,13 +95,10 @@ def flash_attn_func(
         or aux_scalars is not None
         or block_sparse_tensors is not None
     ):
-        given = {"qv": qv, "gather_kv_indices": gather_kv_indices, "sink": learnable_sink, "score_mod": score_mod}
-        given |= {"mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
-        given |= {"block_sparsity": block_sparse_tensors}
-        features = {name for name, value in given.items() if value is not None}
-        features |= {"softcap"} if softcap else set()
-        features |= {"split"} if num_splits > 1 else set()
-        _refuse_features(q, k, v, causal, window_size, frozenset(features))
+        given = {"qv": qv, "gather_kv_indices": gather_kv_indices, "learnable_sink": learnable_sink}
+        given |= {"score_mod": score_mod, "mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
+        given |= {"block_sparse_tensors": block_sparse_tensors, "softcap": softcap, "num_splits": num_splits}
+        _refuse_features(explain(q, k, v, causal=causal, window_size=window_size, **given))
 
     try:
         batch, seqlen_q, num_heads_q, head_dim = q.shape
@@ -172,21 +170,25 @@ def explain(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    *,
+    softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    *,
     deterministic: bool = False,
     op: str = "fwd",
     layout: str = "dense",
-    features: frozenset[str] = frozenset(),
+    **options: object,
 ) -> Decision:
     """Which kernel a call would use and why each other was refused; print it. Loads and launches nothing.
 
+    Args: as flash_attn_func; `op` and `layout` ask about other kernels.
     Raises: InputError when the tensors are not on a GPU or of a dtype no kernel takes.
     """
     mask = canonical_mask(causal, window_size)[0]
-    problem = _problem(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=frozenset(features))
-    return loader.runtime().decide(problem, _ordinal(q))
+    features = _requested_features(options)
+    problem = _problem(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=features)
+    ordinal = _ordinal(q)  # before the driver is opened: CPU tensors on a machine without one are the caller's mistake
+    return loader.runtime().decide(problem, ordinal)
 
 
 def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> tuple[str, ...]:
@@ -220,7 +222,8 @@ def flash_attn_varlen_func(
     layout = "paged" if kwargs.get("page_table") is not None else "varlen"
     window = kwargs.get("window_size", _NO_WINDOW)
     mask = canonical_mask(bool(kwargs.get("causal", False)), window)[0]  # type: ignore[arg-type]
-    loader.runtime().launch_for(_problem(q, v, mask, layout=layout), _ordinal(q))
+    problem, ordinal = _problem(q, v, mask, layout=layout), _ordinal(q)
+    loader.runtime().launch_for(problem, ordinal)
     raise NoKernelError(f"this fa4-kernels has no calling convention for layout {layout}; upgrade fa4-kernels")
 
 
@@ -231,12 +234,32 @@ def flash_attn_combine(
 
     Raises: NoKernelError with the reasons, as no installed pack has such kernels that this version can call.
     """
-    problem = _problem(out_partial, out_partial, "full", op="fwd_combine")
-    loader.runtime().launch_for(problem, _ordinal(out_partial))
+    problem, ordinal = _problem(out_partial, out_partial, "full", op="fwd_combine"), _ordinal(out_partial)
+    loader.runtime().launch_for(problem, ordinal)
     raise NoKernelError("this fa4-kernels has no calling convention for fwd_combine; upgrade fa4-kernels")
 
 
 # Below: taken once a configuration, or on the way to an error.
+
+# Argument -> the axis a kernel must have been built with. Others, `return_lse` for one, ask for no other kernel.
+_FEATURES = {
+    "qv": "qv",
+    "gather_kv_indices": "gather_kv_indices",
+    "learnable_sink": "sink",
+    "score_mod": "score_mod",
+    "mask_mod": "mask_mod",
+    "aux_tensors": "aux_tensors",
+    "aux_scalars": "aux_scalars",
+    "block_sparse_tensors": "block_sparsity",
+}
+
+
+def _requested_features(options: Mapping[str, Any]) -> frozenset[str]:
+    """The features that the arguments of a call ask for. Neutral values ask for none."""
+    features = {axis for name, axis in _FEATURES.items() if options.get(name) is not None}
+    features |= {"softcap"} if options.get("softcap") else set()
+    features |= {"split"} if (options.get("num_splits") or 0) > 1 else set()
+    return frozenset(features)
 
 
 def _problem(q: torch.Tensor, v: torch.Tensor, mask: str, **more: Any) -> Problem:
@@ -249,7 +272,7 @@ def _problem(q: torch.Tensor, v: torch.Tensor, mask: str, **more: Any) -> Proble
 
 def _ordinal(q: torch.Tensor) -> int:
     """CUDA ordinal of a tensor; 0 for CPU tensors where the runtime is for those."""
-    if loader.runtime().device_type == loader.CPU:
+    if loader.serves_cpu():
         return 0
     if not q.is_cuda:
         raise InputError(f"q is on {q.device}; the kernels run on CUDA devices. Move q, k and v to one first.")
@@ -314,11 +337,8 @@ def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoRetur
     raise InputError(f"num_heads_q = {q.shape[2]} is no multiple of num_heads_kv = {k.shape[2]}: {shapes}")
 
 
-def _refuse_features(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: tuple, features: frozenset[str]
-) -> NoReturn:
-    decision = explain(q, k, v, causal=causal, window_size=window_size, features=features)
-    raise NoKernelError(f"{', '.join(sorted(features))}: {decision}")
+def _refuse_features(decision: Decision) -> NoReturn:
+    raise NoKernelError(f"{', '.join(sorted(decision.problem.features))}: {decision}")
 
 
 def _refuse_gradients(

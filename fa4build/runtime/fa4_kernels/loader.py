@@ -210,6 +210,11 @@ def use_runtime(replacement: Runtime | None) -> None:
     bound.clear()
 
 
+def serves_cpu() -> bool:
+    """True when this process was given a runtime for CPU tensors. Opens no driver."""
+    return _runtime is not None and _runtime.device_type == CPU
+
+
 def _torch_runtime() -> Runtime:
     import os
     import sys
@@ -219,12 +224,19 @@ def _torch_runtime() -> Runtime:
     def stream_of(ordinal: int) -> int:
         return torch.cuda.current_stream(ordinal).cuda_stream
 
+    # The same number without a Stream object around it; torch's own compiler relies on it.
+    stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", stream_of)
+
+    def is_capturing() -> bool:
+        # Without the first condition the question alone would start CUDA in a process that only preloads.
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
     def report(text: str) -> None:
         print(f"fa4_kernels: {text}", file=sys.stderr)
 
     trace = os.environ.get("FA4_KERNELS_TRACE", "") not in ("", "0")
     return Runtime(
         stream_of=stream_of,
-        is_capturing=torch.cuda.is_current_stream_capturing,
+        is_capturing=is_capturing,
         report=report if trace else None,
     )
