@@ -238,3 +238,45 @@ def test_installed_builder_writes_the_same_bytes_as_a_checkout(dist: Path, check
     shutil.copytree(checkout / "tests", site / "tests")
 
     assert write_wheels(tmp_path / "out", site) == {path.name: path.read_bytes() for path in sorted(dist.iterdir())}
+
+
+def fa4build(*arguments: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess:
+    """The command line of a checkout, in a process of its own."""
+    variables = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    command = [sys.executable, "-m", "fa4build.cli", *arguments]
+    return subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.dsl
+def test_a_kernel_built_twice_gives_the_same_wheel(checkout: Path, tmp_path: Path) -> None:
+    """From source to wheel in two checkouts with two empty caches, another time zone, hash seed and home."""
+    pytest.importorskip("cutlass")
+    wheels = []
+    for place, environment in (("a", {}), ("deep/er", {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "3", "HOME": "/nowhere"})):
+        source = copy_checkout(checkout, tmp_path / place / "checkout")
+        where = ["--cache-dir", str(tmp_path / place / "cache"), "--out", str(tmp_path / place / "dist")]
+        selection = ["--select", "fwd-sm90a-bf16-hd64-full", "--no-runtime", "--jobs", "1"]
+        result = fa4build("wheel", *selection, *where, checkout=source, **environment)
+        assert result.returncode == 0, result.stderr
+        (wheel,) = (tmp_path / place / "dist").iterdir()
+        wheels.append(wheel.read_bytes())
+
+    assert wheels[0] == wheels[1]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_wheel_is_one_line_and_exit_code_8(dist: Path, checkout: Path, tmp_path: Path, damage: str) -> None:
+    """No traceback: what is wrong, and what to do."""
+    name = "fa4_kernels_sm90a-0.1.0-py3-none-any.whl"
+    data = bytearray((dist / name).read_bytes())
+    if damage == "truncated":
+        del data[len(data) // 2 :]
+    else:
+        data[len(data) // 2] ^= 1
+    (tmp_path / name).write_bytes(bytes(data))
+    result = fa4build("inspect", str(tmp_path / name), checkout=checkout)
+
+    assert result.returncode == 8
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert f"{name}: " in result.stderr
