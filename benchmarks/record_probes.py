@@ -9,23 +9,20 @@ many words differ from the specification. Exit status: 0 when every probe ran an
 """
 
 import argparse
-import ctypes
 import dataclasses
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from raw_launch import DidNotEnd, Driver
+
 from fa4build.simulate.tensor_map import pack
 from tests.simulate.probes.catalog import PROBES, ptx_digest
-
-TIME_LIMIT_S = 10.0
-MAX_DYNAMIC_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 def assemble(ptxas, directory):
@@ -40,69 +37,28 @@ def assemble(ptxas, directory):
         print(f"{probe.name}: {target.stat().st_size} bytes")
 
 
-class Driver:
-    """The few CUDA driver calls that are needed; torch has made the context current."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
-
-    def call(self, function, *arguments):
-        status = getattr(self.library, function)(*arguments)
-        if status:
-            raise RuntimeError(f"{function} failed with CUDA error {status}")
-
-    def load(self, cubin, name, shared_bytes):
-        """The kernel `name` of a cubin. The module stays loaded until the process ends."""
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(cubin))
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        self.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
-        return function
-
-    def launch(self, function, probe, parameters):
-        """The probe's CTAs on the default stream. parameters: bytes of each kernel parameter."""
-        buffers = [ctypes.create_string_buffer(data, len(data)) for data in parameters]
-        pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
-        one = ctypes.c_uint(1)
-        self.call(
-            "cuLaunchKernel", function, ctypes.c_uint(probe.ctas), one, one, ctypes.c_uint(probe.threads), one, one,
-            ctypes.c_uint(probe.shared_bytes),
-            ctypes.c_void_p(), pointers, ctypes.c_void_p(),
-        )  # fmt: skip
-
-
-def run_probe(torch, driver, probe, cubin):
-    """Output words of one probe, or None if it does not end in time (then the GPU context is lost)."""
-    words = torch.from_numpy(probe.input.view(np.int32).copy()).cuda()
-    output = torch.from_numpy(probe.output.view(np.int32).copy()).cuda()
+def run_probe(driver, probe, cubin):
+    """Output words of one probe."""
+    words, output = driver.to_device(probe.input), driver.to_device(probe.output)
     addresses = {"input": words.data_ptr(), "output": output.data_ptr()}
     maps = [dataclasses.replace(m.tmap, address=addresses[m.buffer] + m.tmap.address) for m in probe.maps]
     pointers = [addresses[name].to_bytes(8, "little") for name in ("input", "output")]
     function = driver.load(cubin, probe.name, probe.shared_bytes)
-    torch.cuda.synchronize()
-    driver.launch(function, probe, [*pointers, *(pack(tmap) for tmap in maps)])
-    done = torch.cuda.Event()
-    done.record(torch.cuda.default_stream())
-    deadline = time.monotonic() + TIME_LIMIT_S
-    while not done.query():
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.001)
-    return output.cpu().numpy().view(np.uint32)
+    parameters = [*pointers, *(pack(tmap) for tmap in maps)]
+    driver.launch(function, (probe.ctas, 1, 1), (probe.threads, 1, 1), probe.shared_bytes, parameters)
+    return driver.to_host(output, probe.output)
 
 
 def record(directory, target):
     """Runs all probes and writes what there is. Returns True if every probe ran and equals the specification."""
-    import torch
-
-    torch.zeros(1, device="cuda")  # makes the primary context current
     driver = Driver()
-    arrays = {"device": np.array(torch.cuda.get_device_name())}
+    arrays = {"device": np.array(driver.device_name)}
     as_specified = True
     for probe in PROBES.values():
-        output = run_probe(torch, driver, probe, (directory / f"{probe.name}.cubin").read_bytes())
-        if output is None:
-            print(f"{probe.name}: did not end within {TIME_LIMIT_S} s; the probes after it are not run")
+        try:
+            output = run_probe(driver, probe, (directory / f"{probe.name}.cubin").read_bytes())
+        except (DidNotEnd, RuntimeError) as error:
+            print(f"{probe.name}: {error!r}; the probes after it are not run")
             as_specified = False
             break
         expected = probe.expected(probe.input)
@@ -115,7 +71,7 @@ def record(directory, target):
         arrays[f"{probe.name}.ptx"] = np.array(ptx_digest(probe))
     target.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(target, **arrays)
-    print(f"wrote {target}: {target.stat().st_size} bytes, {arrays['device']}")
+    print(f"wrote {target}: {target.stat().st_size} bytes, {driver.device_name}")
     return as_specified
 
 
@@ -133,9 +89,7 @@ def main():
     if options.command == "assemble":
         assemble(options.ptxas, options.cubins)
         return 0
-    as_specified = record(options.cubins, options.out)
-    sys.stdout.flush()
-    return 0 if as_specified else 1
+    return 0 if record(options.cubins, options.out) else 1
 
 
 if __name__ == "__main__":
