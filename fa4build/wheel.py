@@ -25,7 +25,7 @@ from fa4build.launcher_build import (
     sources_digest,
 )
 from fa4build.manifest import canonical_json, pack_import_name
-from fa4build.pack import Artifact, build_pack
+from fa4build.pack import Artifact, build_pack, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
 from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes
@@ -129,6 +129,7 @@ def prepare_pack_wheel(
         return PreparedWheel(path=path, data=None)
     pack = build_pack(ordered, pack=name, version=version, abi=ABI_HASH, toolchain=toolchain)
     package = pack_import_name(name)
+    pack_from_files(pack.files(), origin=name)  # as a reader will: manifest and payload equal, every blob whole
     source = WheelSource(
         metadata=_pack_metadata(arch, version, [artifact.facts.id for artifact in ordered]),
         tag=PACK_TAG,

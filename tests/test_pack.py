@@ -11,6 +11,8 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fa4build.errors import WheelError
 from fa4build.pack import Artifact, Pack, build_pack, pack_from_files, read_pack, unpack, write_pack
@@ -27,6 +29,21 @@ def test_artifacts_come_back() -> None:
     artifacts = made_up_family(70)
 
     assert sorted(artifacts, key=lambda a: a.facts.id) == sorted(unpack(packed(artifacts)), key=lambda a: a.facts.id)
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(min_size=1, max_size=50)), min_size=1, max_size=9)
+)
+@settings(max_examples=50, deadline=None)
+def test_any_bytes_come_back(blobs: list[tuple[bytes, bytes]]) -> None:
+    """Cubins and plans are opaque to a pack: whatever they hold, equal ones and single bytes among them."""
+    named = zip(made_up_family(len(blobs)), blobs, strict=True)
+    artifacts = [dataclasses.replace(artifact, cubin=cubin, plan=plan) for artifact, (cubin, plan) in named]
+    files = packed(artifacts).files()
+
+    assert sorted(unpack(pack_from_files(files, origin="p")), key=lambda a: a.facts.id) == sorted(
+        artifacts, key=lambda a: a.facts.id
+    )
 
 
 def test_order_of_building_does_not_matter() -> None:
