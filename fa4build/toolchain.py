@@ -25,6 +25,7 @@ BACKEND = "cu13"
 
 ENVIRONMENT = (
     ("CUTE_DSL_COMPILER_BACKEND", "legacy"),  # its `ir_module` is the lowered host code that launch plans are read from
+    ("CUTE_DSL_DISABLE_FILE_CACHING", "1"),  # one compile must not find what another left
     ("LC_ALL", "C.UTF-8"),
     ("NO_COLOR", "1"),
     ("OMP_NUM_THREADS", "1"),  # no thread pools: the compile process is forked

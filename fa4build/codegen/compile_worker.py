@@ -46,7 +46,8 @@ def setup() -> dict[str, str]:
     import elftools.elf.elffile  # noqa: F401
 
     import fa4build.codegen.extract
-    import fa4build.codegen.signature  # noqa: F401
+    import fa4build.codegen.signature
+    import fa4build.variants  # noqa: F401
 
     flavour = Path(sys.modules[_FLAVOURED_MODULE].__file__).name.split(".")[1]
     return {"dsl_version": cutlass.__version__, "backend": flavour}
