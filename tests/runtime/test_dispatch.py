@@ -122,10 +122,11 @@ def test_more_evidence_wins_then_the_first_id():
 
 
 def test_evidence_can_be_required():
-    """An entry that has not passed the level is refused with that reason."""
+    """An entry that has not passed the level is refused with that reason; without the wish none is needed."""
     (considered,) = dispatch(CAUSAL_128, H200, [pack(SM90.manifest.entries[0])], evidence="silicon").trace
 
     assert considered.reasons == ("has no silicon evidence",)
+    assert dispatch(CAUSAL_128, H200, [pack(replace(SM90.manifest.entries[0], evidence={}))]).entry is not None
 
 
 def text_of_refusal(problem, device, packs):

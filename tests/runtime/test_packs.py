@@ -5,6 +5,7 @@ A pack that cannot be used is a reason in the trace, never a crash and never hal
 
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
 from fa4_kernels import packs
@@ -12,7 +13,7 @@ from fa4_kernels.abi import ABI_HASH, SIGNATURES
 from fa4_kernels.errors import PackError
 from fa4_kernels.packs import Pack, PackReader, RefusedPack
 
-from tests.runtime.fake import fake_cubin, write_pack
+from tests.runtime.fake import fake_cubin, forward_plan, write_pack
 
 IDS = ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-fp16-hd64-full"]
 
@@ -177,3 +178,38 @@ def test_signatures_are_those_of_the_builder():
         ]
 
         assert actual == expected
+
+
+def test_packs_of_the_builder_are_read(tmp_path):
+    """fa4build writes a pack from real variants; every entry is found by dispatch and its plan is accepted."""
+    from fa4_kernels.dispatch import Device, Problem, dispatch
+    from fa4_kernels.loader import bound_plan
+    from fa4_kernels.plan import encode_plan, parse_plan
+
+    from fa4build.manifest import Facts
+    from fa4build.pack import Artifact, build_pack
+    from fa4build.pack import write_pack as write_builder_pack
+    from fa4build.variants import parse_variant
+
+    artifacts = []
+    for name in (*IDS, "fwd-sm90a-bf16-hd192x128-local"):
+        variant = parse_variant(name)
+        numbers = {"registers": 168, "spill_bytes": 0, "shared_bytes": 0, "source_sha256": "a" * 64, "key": "b" * 64}
+        facts = Facts(
+            id=name, op=variant.op, target="sm_90a", axes=asdict(variant), symbols=(variant.symbol + "_0",), **numbers
+        )
+        document = forward_plan(variant.symbol + "_0", {"bf16": "bf16", "fp16": "f16"}[variant.dtype])
+        cubin = fake_cubin(**{variant.symbol + "_0": (128, 40)})
+        artifacts.append(Artifact(facts=facts, cubin=cubin, plan=json.dumps(document).encode()))
+    options = {"pack": "fa4-kernels-sm90a", "version": "0.1.0", "abi": ABI_HASH, "toolchain": {"ptxas": "13"}}
+    pack = opened(write_builder_pack(build_pack(artifacts, **options), tmp_path))
+    reader, device = PackReader(), Device(name="H200", compute_capability=(9, 0))
+
+    assert len(pack.manifest.entries) == len(artifacts)
+    for artifact in artifacts:
+        axes = {name: artifact.facts.axes[name] for name in ("dtype", "head_dim", "head_dim_v", "mask")}
+        entry = dispatch(Problem(**axes), device, [pack]).entry
+        cubin, plan = reader.read(pack, entry)
+
+        assert (entry.id, cubin) == (artifact.facts.id, artifact.cubin)
+        assert encode_plan(*bound_plan(parse_plan(plan), entry))

@@ -6,7 +6,7 @@
 Importing this package imports neither torch nor the launcher; the first function asked for does.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import (
     CaptureError,
@@ -17,6 +17,16 @@ from .errors import (
     NoKernelError,
     PackError,
 )
+
+if TYPE_CHECKING:
+    from .api import (
+        explain,
+        flash_attn_combine,
+        flash_attn_func,
+        flash_attn_varlen_func,
+        preload,
+        require_evidence,
+    )
 
 __version__ = "0.1.0"
 
@@ -36,7 +46,12 @@ __all__ = [
     "LayoutError",
     "NoKernelError",
     "PackError",
-    *_FUNCTIONS,
+    "explain",
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "preload",
+    "require_evidence",
 ]
 
 

@@ -5,7 +5,7 @@ import sys
 
 from . import __version__
 from .abi import ABI_HASH
-from .dispatch import EVIDENCE_LEVELS, Device, Problem, dispatch
+from .dispatch import Device, Problem, dispatch, levels_passed
 from .errors import FA4KernelsError
 from .loader import DRIVER_PATH, Runtime
 from .packs import RefusedPack, installed_packs
@@ -74,7 +74,7 @@ def _list(options: argparse.Namespace) -> int:
             continue
         for entry in pack.manifest.entries:
             if options.target in (None, entry.target):
-                levels = ",".join(level for level in EVIDENCE_LEVELS if entry.evidence.get(level)) or "-"
+                levels = ",".join(levels_passed(entry)) or "-"
                 origin = f"{pack.manifest.pack} {pack.manifest.version}"
                 print(f"{entry.id}  {entry.target}  {origin}  {levels}")
                 shown += 1

@@ -21,7 +21,7 @@
 #define PLAN_ENCODING 1u
 #define MAX_ARGS 64u
 #define MAX_RANK 8u
-#define MAX_NODES 16384u
+#define MAX_NODES 65536u
 #define MAX_GUARDS 4096u
 #define MAX_LAUNCHES 8u
 #define MAX_PARAMS 512u

@@ -6,6 +6,7 @@ here knows kernels, torch or CUDA. Source: docs/formats.md, sections 1 to 3.
 
 import hashlib
 import json
+from typing import Any
 
 PLAN_FORMAT = "fa4build.launchplan"
 PLAN_VERSION = 1
@@ -22,7 +23,7 @@ OUTPUT_DTYPES = {"bf16": "bf16", "fp16": "fp16", "e4m3": "bf16", "e5m2": "bf16"}
 
 # Tensor: (name, "tensor", dtype, shape, alignment of pointer and strides in bytes). Scalar: (name, "scalar", dtype).
 # dtype "variant" is the variant's own, "output" is OUTPUT_DTYPES of it. The last stride of every tensor is 1.
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {
     "fwd/dense": (
         ("q", "tensor", "variant", ("batch", "seqlen_q", "num_heads_q", "head_dim"), 16),
         ("k", "tensor", "variant", ("batch", "seqlen_k", "num_heads_kv", "head_dim"), 16),

@@ -95,7 +95,7 @@ def flash_attn_func(
         or aux_scalars is not None
         or block_sparse_tensors is not None
     ):
-        given = {"qv": qv, "gather_kv_indices": gather_kv_indices, "learnable_sink": learnable_sink}
+        given: dict[str, Any] = {"qv": qv, "gather_kv_indices": gather_kv_indices, "learnable_sink": learnable_sink}
         given |= {"score_mod": score_mod, "mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
         given |= {"block_sparse_tensors": block_sparse_tensors, "softcap": softcap, "num_splits": num_splits}
         _refuse_features(explain(q, k, v, causal=causal, window_size=window_size, **given))
@@ -202,11 +202,11 @@ def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> 
     return loader.runtime().preload(devices, select)
 
 
-def require_evidence(level: str) -> None:
-    """Use only kernels that have passed `level`: static, simulated or silicon. Holds for the process from now on."""
+def require_evidence(level: str | None) -> None:
+    """Use only kernels that have passed `level`: static, simulated or silicon; None lifts it. Holds for the process."""
     from .dispatch import EVIDENCE_LEVELS
 
-    if level not in EVIDENCE_LEVELS:
+    if level is not None and level not in EVIDENCE_LEVELS:
         raise InputError(f"evidence level {level!r} is unknown. Allowed: {', '.join(EVIDENCE_LEVELS)}.")
     loader.runtime().evidence = level
     _bound.clear()

@@ -85,18 +85,18 @@ class Decision:
     def __str__(self) -> str:
         if self.entry is None or self.pack is None:
             return _no_kernel_text(self)
-        evidence = ", ".join(level for level in EVIDENCE_LEVELS if self.entry.evidence.get(level)) or "none"
+        evidence = ", ".join(levels_passed(self.entry)) or "none"
         chosen = f"{self.entry.id} from {self.pack.manifest.pack} {self.pack.manifest.version} (evidence: {evidence})"
         return "\n".join((f"{self.problem} on {self.device}: {chosen}", *_trace_lines(self)))
 
 
 def dispatch(
-    problem: Problem, device: Device, packs: Iterable[Pack | RefusedPack], *, evidence: str = "static"
+    problem: Problem, device: Device, packs: Iterable[Pack | RefusedPack], *, evidence: str | None = None
 ) -> Decision:
     """Choose the kernel for a problem. Never raises for a problem without one: see `chosen`.
 
     Args:
-        evidence: the least an entry must have passed (EVIDENCE_LEVELS).
+        evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
     Contract: among fitting entries the one with most evidence wins, then the one whose id sorts first.
     """
     packs = tuple(packs)
@@ -131,7 +131,7 @@ def chosen(decision: Decision) -> tuple[Pack, Entry]:
     return decision.pack, decision.entry
 
 
-def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str = "static") -> tuple[str, ...]:
+def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | None = None) -> tuple[str, ...]:
     """Every reason why an entry does not fit; empty if it does."""
     reasons = []
     if TARGETS.get(entry.target) != device.compute_capability:
@@ -146,7 +146,7 @@ def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str = "
         reasons.append("is not deterministic")
     if signature_name(entry) not in SIGNATURES:
         reasons.append("is called in a way this fa4-kernels does not know; upgrade fa4-kernels")
-    if evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
+    if evidence is not None and evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
         reasons.append(f"has no {evidence} evidence")
     return tuple(reasons)
 
@@ -159,7 +159,12 @@ def signature_name(entry: Entry) -> str:
 
 def evidence_level(entry: Entry) -> int:
     """Index into EVIDENCE_LEVELS of the highest the entry has passed, -1 for none."""
-    return max((i for i, level in enumerate(EVIDENCE_LEVELS) if entry.evidence.get(level)), default=-1)
+    return max((EVIDENCE_LEVELS.index(level) for level in levels_passed(entry)), default=-1)
+
+
+def levels_passed(entry: Entry) -> tuple[str, ...]:
+    """The evidence levels for which the manifest has a summary, lowest first."""
+    return tuple(level for level in EVIDENCE_LEVELS if entry.evidence.get(level) not in (None, False))
 
 
 def _feature_mismatches(problem: Problem, axes: Mapping[str, object]) -> list[str]:

@@ -58,7 +58,7 @@ class Runtime:
         self._devices: dict[int, Device] = {}
         self._libraries: dict[str, Any] = {}
         self._launches: dict[tuple[str, str, int], Any] = {}
-        self.evidence = "static"
+        self.evidence: str | None = None
 
     @property
     def device_type(self) -> int:
@@ -156,12 +156,13 @@ def bound_plan(plan: dict, entry: Entry) -> tuple[dict, dict[str, int]]:
     signature = SIGNATURES[signature_name(entry)]
     own = str(entry.axes["dtype"])
     words = {"variant": own, "output": OUTPUT_DTYPES.get(own, own)}
-    args, align_bytes = [], {}
+    args: list[dict[str, Any]] = []
+    align_bytes: dict[str, int] = {}
     for name, kind, dtype, *rest in signature:
-        arg = {"name": name, "kind": kind, "dtype": words.get(dtype, dtype)}
+        arg: dict[str, Any] = {"name": name, "kind": kind, "dtype": words.get(dtype, dtype)}
         if kind == "tensor":
-            arg["rank"] = len(rest[0])
-            align_bytes[name] = rest[1]
+            shape, align_bytes[name] = rest
+            arg["rank"] = len(shape)
         args.append(arg)
     expected = {arg["name"]: arg for arg in args}
     try:

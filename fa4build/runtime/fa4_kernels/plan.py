@@ -87,8 +87,8 @@ def encode_plan(plan: Mapping, align_bytes: Mapping[str, int] | None = None) -> 
             "The pack was made by another version or is damaged; install matching versions."
         ) from error
     pool = bytes(strings.pool)
-    counts = (len(plan["args"]), len(plan["nodes"]), len(plan["guards"]), len(plan["launches"]))
-    counts += (len(params) // 20, len(fields) // 8, len(maps) // 104, len(pool))
+    counts = [len(plan[part]) for part in ("args", "nodes", "guards", "launches")]
+    counts += [len(params) // 20, len(fields) // 8, len(maps) // 104, len(pool)]
     header = struct.pack("<10I", _MAGIC, _ENCODING, *counts)
     return b"".join((header, args, nodes, guards, launches, params, fields, maps, pool))
 
@@ -149,10 +149,10 @@ def _constant_word(type_: str, value: int | str) -> int:
     """A constant as the bits of its type, zero-extended."""
     bits = _TYPE_BITS[type_]
     if type_[0] == "f":
-        if not re.fullmatch(f"0x[0-9a-f]{{{bits // 4}}}", value):
+        if not isinstance(value, str) or not re.fullmatch(f"0x[0-9a-f]{{{bits // 4}}}", value):
             raise ValueError(f"{value!r} is no bit string of {type_}")
         return int(value, 16)
-    if type(value) is not int or not -(1 << (bits - 1)) <= value < 1 << bits:
+    if not isinstance(value, int) or not -(1 << (bits - 1)) <= value < 1 << bits:
         raise ValueError(f"{value!r} is no {type_}")
     return value & ((1 << bits) - 1)
 
@@ -179,8 +179,8 @@ def _encode_launches(launches: list, strings: _Strings) -> tuple[bytes, bytes, b
 
 def _encode_map(param: Mapping) -> bytes:
     rank = len(param["dims"])
-    lists = ((param["dims"], rank, 5), (param["strides"], rank - 1, 4))
-    lists += ((param["box"], rank, 5), (param["elem_strides"], rank, 5))
+    lists = [(param["dims"], rank, 5), (param["strides"], rank - 1, 4)]
+    lists += [(param["box"], rank, 5), (param["elem_strides"], rank, 5)]
     numbers = [MAP_DTYPES.index(param["dtype"]), rank, param["addr"]]
     for values, expected, room in lists:
         if len(values) != expected:
