@@ -146,11 +146,11 @@ def test_two_builds_at_once_share_the_work(tmp_path):
         assert statuses == ["cached", "compiled"]
 
 
-def checkout(directory: Path) -> Path:
-    """A copy of builder and kernels at another place."""
+def checkout(directory: Path, *, kernels: str = "kernels_src") -> Path:
+    """A copy of builder and kernels at another place. Installed, the kernels lie in `fa4build/kernels_src`."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("fa4build", "kernels_src"):
-        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
+    shutil.copytree(ROOT / "fa4build", directory / "fa4build", ignore=ignored)
+    shutil.copytree(ROOT / "kernels_src", directory / kernels, ignore=ignored)
     return directory
 
 
@@ -160,10 +160,10 @@ def shipped(cache: Path) -> dict[str, tuple[str, str, str]]:
     return {entry.name: tuple(entry.objects[name].sha256 for name in names) for entry in Cache(cache).entries()}
 
 
-def test_another_checkout_gives_the_same_keys_and_the_same_bytes(built, tmp_path):
-    """So a cache can be shared between machines, and wheels can be reproduced."""
+def test_an_installation_elsewhere_gives_the_same_keys_and_the_same_bytes(built, tmp_path):
+    """So a cache can be shared between machines, and wheels can be reproduced. Installed, and under a longer path."""
     cache, first = built
-    root = checkout(tmp_path / "a place with a rather longer name" / "checkout")
+    root = checkout(tmp_path / "a place with a rather longer name" / "lib", kernels="fa4build/kernels_src")
     code, report, messages = matrix(tmp_path / "cache", PAIR, root=root)
 
     assert code == 0, messages
