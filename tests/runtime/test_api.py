@@ -211,6 +211,8 @@ BAD_CALLS = [
     pytest.param(lambda q, k, v: (q[..., :32], k, v), {}, "head_dim of q and k differs", id="head_dim"),
     pytest.param(lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), {}, "num_heads_kv = 0", id="no key heads"),
     pytest.param(lambda q, k, v: (q.tolist(), k, v), {}, "q is a list, a torch tensor is expected", id="list"),
+    pytest.param(lambda q, k, v: (q.float().numpy(), k, v), {}, "q is a ndarray, a torch tensor is", id="numpy q"),
+    pytest.param(lambda q, k, v: (q, k, v.float().numpy()), {}, "v is a ndarray, a torch tensor is", id="numpy v"),
     pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": -1.0}, "softmax_scale must be a pos", id="scale < 0"),
     pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": math.nan}, "it is nan", id="scale nan"),
     pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": torch.ones(())}, "it is tensor", id="scale a tensor"),

@@ -27,7 +27,7 @@ _MAX_BOUND = 4096
 
 # (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse); the last two
 # allocate. `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way torch offers.
-_bound: dict[tuple, tuple[Any, int, float, Any, Any]] = loader.bound
+_bound: dict[tuple[Any, ...], tuple[Any, int, float, Any, Any]] = loader.bound
 
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -104,6 +104,8 @@ def flash_attn_func(
         batch, seqlen_q, num_heads_q, head_dim = q.shape
         batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
         batch_v, seqlen_v, num_heads_v, head_dim_v = v.shape
+        needs_grad = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        device = q.get_device()
     except (AttributeError, ValueError):
         _refuse_shapes(q, k, v)
     if (
@@ -115,7 +117,7 @@ def flash_attn_func(
         or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
     ):
         _refuse_shapes(q, k, v)
-    if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if needs_grad:
         _refuse_gradients(q, k, v, causal, window_size, deterministic)
 
     if window_size == _NO_WINDOW:
@@ -123,7 +125,7 @@ def flash_attn_func(
         right = 0 if causal else WINDOW_UNBOUNDED
     else:
         mask, left, right = canonical_mask(causal, window_size)
-    bound = _bound.get((q.dtype, head_dim, head_dim_v, q.get_device(), mask))
+    bound = _bound.get((q.dtype, head_dim, head_dim_v, device, mask))
     if bound is None:
         bound = _bind(q, k, v, mask)
     run, num_sms, default_scale, new_out, new_lse = bound
@@ -295,7 +297,7 @@ def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple
     return bound
 
 
-def _run_copied(error: LayoutError, run: Any, arguments: list) -> None:
+def _run_copied(error: LayoutError, run: Any, arguments: list[Any]) -> None:
     """Run with those of q, k, v copied that a kernel cannot read where they lie."""
     for _ in range(3):
         if error.position > 2:
@@ -303,9 +305,11 @@ def _run_copied(error: LayoutError, run: Any, arguments: list) -> None:
         tensor = arguments[error.position]
         arguments[error.position] = tensor.clone(memory_format=torch.contiguous_format)
         try:
-            return run(*arguments)
+            run(*arguments)
         except LayoutError as next_error:
             error = next_error
+        else:
+            return
     raise error
 
 
@@ -342,7 +346,12 @@ def _refuse_features(decision: Decision) -> NoReturn:
 
 
 def _refuse_gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: tuple, deterministic: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    deterministic: bool,
 ) -> NoReturn:
     decision = explain(q, k, v, causal=causal, window_size=window_size, deterministic=deterministic, op="bwd")
     raise NoKernelError(

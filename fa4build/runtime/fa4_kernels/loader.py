@@ -145,7 +145,7 @@ class Runtime:
         return tuple(sorted(loaded))
 
 
-def bound_plan(plan: dict, entry: Entry) -> tuple[dict, dict[str, int]]:
+def bound_plan(plan: dict[str, Any], entry: Entry) -> tuple[dict[str, Any], dict[str, int]]:
     """The plan with exactly the arguments of the operator's signature, in its order, and the alignment of each tensor.
 
     A plan may leave out arguments its kernel does not read; callers pass all of them.
@@ -187,7 +187,7 @@ def _import_launcher() -> Any:
     return _launcher
 
 
-bound: dict[tuple, Any] = {}
+bound: dict[tuple[Any, ...], Any] = {}
 """What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
 
 _runtime: Runtime | None = None

@@ -8,6 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 from .abi import PLAN_FORMAT, PLAN_VERSION
 from .errors import PackError
@@ -43,7 +44,7 @@ _TENSOR_DTYPE = {name: i for i, name in enumerate(TENSOR_DTYPES)} | {"fp16": TEN
 _KINDS = {"tensor": 0, "scalar": 1, "device": 2}
 
 
-def parse_plan(text: str | bytes) -> dict:
+def parse_plan(text: str | bytes) -> dict[str, Any]:
     """The JSON object of a launch plan of a version this package reads.
 
     Raises: PackError when it is not JSON, of another format, or newer.
@@ -62,7 +63,7 @@ def parse_plan(text: str | bytes) -> dict:
     return plan
 
 
-def encode_plan(plan: Mapping, align_bytes: Mapping[str, int] | None = None) -> bytes:
+def encode_plan(plan: Mapping[str, Any], align_bytes: Mapping[str, int] | None = None) -> bytes:
     """The bytes for `_launcher.Plan`.
 
     Args:
@@ -110,7 +111,7 @@ class _Strings:
         return self._offsets[text]
 
 
-def _encode_args(args: list, align_bytes: Mapping[str, int], strings: _Strings) -> tuple[bytes, dict[str, int]]:
+def _encode_args(args: list[Any], align_bytes: Mapping[str, int], strings: _Strings) -> tuple[bytes, dict[str, int]]:
     """The argument records, and the number of each input leaf."""
     out = bytearray()
     leaves: dict[str, int] = {}
@@ -131,7 +132,7 @@ def _encode_args(args: list, align_bytes: Mapping[str, int], strings: _Strings) 
     return bytes(out), leaves
 
 
-def _encode_nodes(nodes: list, leaves: Mapping[str, int]) -> bytes:
+def _encode_nodes(nodes: list[Any], leaves: Mapping[str, int]) -> bytes:
     out = bytearray()
     pack = struct.Struct("<BBH3I").pack
     for node in nodes:
@@ -157,7 +158,7 @@ def _constant_word(type_: str, value: int | str) -> int:
     return value & ((1 << bits) - 1)
 
 
-def _encode_launches(launches: list, strings: _Strings) -> tuple[bytes, bytes, bytes, bytes]:
+def _encode_launches(launches: list[Any], strings: _Strings) -> tuple[bytes, bytes, bytes, bytes]:
     """The records of launches, parameters, fields and maps."""
     out, params, fields, maps = bytearray(), bytearray(), bytearray(), bytearray()
     for launch in launches:
@@ -177,7 +178,7 @@ def _encode_launches(launches: list, strings: _Strings) -> tuple[bytes, bytes, b
     return bytes(out), bytes(params), bytes(fields), bytes(maps)
 
 
-def _encode_map(param: Mapping) -> bytes:
+def _encode_map(param: Mapping[str, Any]) -> bytes:
     rank = len(param["dims"])
     lists = [(param["dims"], rank, 5), (param["strides"], rank - 1, 4)]
     lists += [(param["box"], rank, 5), (param["elem_strides"], rank, 5)]
