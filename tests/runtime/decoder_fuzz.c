@@ -20,15 +20,20 @@ static void exercise(const Plan *plan) {
             leaves[i] = low_bits(round ? next_random() : 0, TYPE_BITS[leaf_type(plan, i)]);
             leaf_name(plan, i, name, sizeof name);
         }
-        if (round & 1) plan_evaluate(plan, leaves, values);
-        else for (int part = 0; part < NUM_DEPENDS; part++) plan_evaluate_part(plan, part, leaves, values);
+        if (round & 1)
+            plan_evaluate(plan, leaves, values);
+        else
+            for (int part = 0; part < NUM_DEPENDS; part++) plan_evaluate_part(plan, part, leaves, values);
         plan_failed_guard(plan, values);
         plan_write_canonical(plan, values, canonical);
         for (uint32_t p = 0; p < plan->num_params; p++) {
             uint64_t dims[5], strides[4];
             const Param *param = &plan->params[p];
-            if (param->kind == PARAM_BYTES) plan_write_bytes(plan, param, values, block + param->place);
-            else plan_map_numbers(&plan->maps[param->first], values, dims, strides), memset(block + param->place, 0, MAP_BYTES);
+            if (param->kind == PARAM_BYTES)
+                plan_write_bytes(plan, param, values, block + param->place);
+            else
+                plan_map_numbers(&plan->maps[param->first], values, dims, strides),
+                    memset(block + param->place, 0, MAP_BYTES);
         }
         for (uint32_t i = 0; i < plan->num_launches; i++)
             for (int k = 0; k < 3; k++) node_signed(plan, values, plan->launches[i].grid[k]);
@@ -45,8 +50,10 @@ int main(int argc, char **argv) {
         uint8_t *data = malloc(size ? size : 1); /* of exactly this size, so that reading past the end is caught */
         Plan plan;
         if (fread(data, 1, size, file) != size) return 3;
-        if (plan_decode(&plan, data, size) == 0) exercise(&plan), plan_clear(&plan), accepted++;
-        else refused++;
+        if (plan_decode(&plan, data, size) == 0)
+            exercise(&plan), plan_clear(&plan), accepted++;
+        else
+            refused++;
         free(data);
     }
     printf("%u %u\n", accepted, refused);

@@ -49,28 +49,28 @@ typedef struct {
     _Alignas(64) unsigned char bytes[128];
 } CUtensorMap;
 
-#define DRIVER_FUNCTIONS(X)                                                                                            \
-    X(init, "cuInit", (unsigned flags))                                                                                \
-    X(error_name, "cuGetErrorName", (CUresult error, const char **text))                                               \
-    X(error_string, "cuGetErrorString", (CUresult error, const char **text))                                           \
-    X(driver_version, "cuDriverGetVersion", (int *version))                                                            \
-    X(device_count, "cuDeviceGetCount", (int *count))                                                                  \
-    X(device_get, "cuDeviceGet", (CUdevice * device, int ordinal))                                                     \
-    X(device_name, "cuDeviceGetName", (char *name, int size, CUdevice device))                                         \
-    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                          \
-    X(primary_context, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                             \
-    X(context_current, "cuCtxGetCurrent", (CUcontext * context))                                                       \
-    X(context_push, "cuCtxPushCurrent_v2", (CUcontext context))                                                        \
-    X(context_pop, "cuCtxPopCurrent_v2", (CUcontext * context))                                                        \
-    X(library_load, "cuLibraryLoadData",                                                                               \
-      (CUlibrary * library, const void *code, int *jit_options, void **jit_values, unsigned num_jit,                   \
-       int *library_options, void **library_values, unsigned num_library))                                             \
-    X(library_kernel, "cuLibraryGetKernel", (CUkernel * kernel, CUlibrary library, const char *name))                  \
-    X(kernel_function, "cuKernelGetFunction", (CUfunction * function, CUkernel kernel))                                \
-    X(function_set_attribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                   \
-    X(map_encode, "cuTensorMapEncodeTiled",                                                                            \
-      (CUtensorMap * map, int dtype, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,      \
-       const uint32_t *box, const uint32_t *elem_strides, int interleave, int swizzle, int l2_promotion, int fill))    \
+#define DRIVER_FUNCTIONS(X)                                                                                         \
+    X(init, "cuInit", (unsigned flags))                                                                             \
+    X(error_name, "cuGetErrorName", (CUresult error, const char **text))                                            \
+    X(error_string, "cuGetErrorString", (CUresult error, const char **text))                                        \
+    X(driver_version, "cuDriverGetVersion", (int *version))                                                         \
+    X(device_count, "cuDeviceGetCount", (int *count))                                                               \
+    X(device_get, "cuDeviceGet", (CUdevice * device, int ordinal))                                                  \
+    X(device_name, "cuDeviceGetName", (char *name, int size, CUdevice device))                                      \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                       \
+    X(primary_context, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                          \
+    X(context_current, "cuCtxGetCurrent", (CUcontext * context))                                                    \
+    X(context_push, "cuCtxPushCurrent_v2", (CUcontext context))                                                     \
+    X(context_pop, "cuCtxPopCurrent_v2", (CUcontext * context))                                                     \
+    X(library_load, "cuLibraryLoadData",                                                                            \
+      (CUlibrary * library, const void *code, int *jit_options, void **jit_values, unsigned num_jit,                \
+       int *library_options, void **library_values, unsigned num_library))                                          \
+    X(library_kernel, "cuLibraryGetKernel", (CUkernel * kernel, CUlibrary library, const char *name))               \
+    X(kernel_function, "cuKernelGetFunction", (CUfunction * function, CUkernel kernel))                             \
+    X(function_set_attribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                \
+    X(map_encode, "cuTensorMapEncodeTiled",                                                                         \
+      (CUtensorMap * map, int dtype, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides,   \
+       const uint32_t *box, const uint32_t *elem_strides, int interleave, int swizzle, int l2_promotion, int fill)) \
     X(launch, "cuLaunchKernelEx", (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))
 
 #define DECLARE_MEMBER(member, symbol, parameters) CUresult(*member) parameters;
@@ -80,12 +80,13 @@ typedef struct {
 } CudaDriver;
 #undef DECLARE_MEMBER
 
-/* Open the driver at `path` and find its functions. NULL, or the name of what is missing (`path` itself or a symbol). */
+/* Open the driver at `path` and find its functions. NULL, or the name of what is missing (`path` itself or a symbol).
+ */
 static const char *cuda_open(CudaDriver *driver, const char *path) {
     driver->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!driver->handle) return path;
-#define FIND(member, symbol, parameters)                                                                               \
-    *(void **)&driver->member = dlsym(driver->handle, symbol);                                                         \
+#define FIND(member, symbol, parameters)                       \
+    *(void **)&driver->member = dlsym(driver->handle, symbol); \
     if (!driver->member) return symbol;
     DRIVER_FUNCTIONS(FIND)
 #undef FIND

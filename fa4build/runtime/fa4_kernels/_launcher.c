@@ -1,12 +1,13 @@
 /* The launcher: loads cubins and launches kernels from launch plans, through the CUDA driver found at run time.
  *
- * Build: one translation unit (with _plan.h, _tensor.h, _cuda.h beside it), CPython limited API of 3.10, no CUDA header, no
- * library but libc and libdl:
- *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I<python include> _launcher.c -ldl -o _launcher.abi3.so
+ * Build: one translation unit (with _plan.h, _tensor.h, _cuda.h beside it), CPython limited API of 3.10, no CUDA
+ * header, no library but libc and libdl: cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I<python include>
+ * _launcher.c -ldl -o _launcher.abi3.so
  *
- * Python sees: Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, ...). A Launch is
- * a plan bound to one device; its run(*arguments) is the host path of a call. Objects live for ever once a kernel was
- * loaded: libraries and contexts are never released, because kernels may still run when Python lets go of an object. */
+ * Python sees: Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, ...). A
+ * Launch is a plan bound to one device; its run(*arguments) is the host path of a call. Objects live for ever once a
+ * kernel was loaded: libraries and contexts are never released, because kernels may still run when Python lets go of an
+ * object. */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030A0000
@@ -22,24 +23,20 @@
 #define BLOCK_ALIGN 256u
 
 typedef struct {
-    PyObject_HEAD
-    CudaDriver cuda;
+    PyObject_HEAD CudaDriver cuda;
     int num_devices;
 } DriverObject;
 
 typedef struct {
-    PyObject_HEAD
-    CUlibrary library;
+    PyObject_HEAD CUlibrary library;
 } LibraryObject;
 
 typedef struct {
-    PyObject_HEAD
-    Plan plan;
+    PyObject_HEAD Plan plan;
 } PlanObject;
 
 typedef struct {
-    PyObject_HEAD
-    DriverObject *driver;
+    PyObject_HEAD DriverObject *driver;
     PlanObject *plan_object;
     LibraryObject *library;
     PyObject *stream_of;
@@ -62,7 +59,8 @@ static PyObject *input_error, *layout_error, *driver_error, *plan_error;
 static int raise_driver(const CudaDriver *cuda, const char *call, CUresult result) {
     const char *name = NULL, *text = NULL;
     cuda->error_name(result, &name), cuda->error_string(result, &text);
-    PyErr_Format(driver_error, "%s: %s (%d): %s", call, name ? name : "unknown error", result, text ? text : "no description");
+    PyErr_Format(driver_error, "%s: %s (%d): %s", call, name ? name : "unknown error", result,
+                 text ? text : "no description");
     return -1;
 }
 
@@ -88,13 +86,19 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!self) return NULL;
     missing = cuda_open(&self->cuda, path);
     if (missing == path)
-        PyErr_Format(driver_error, "cannot open the CUDA driver %s: %s. An NVIDIA driver for CUDA 12.0 or later is needed.", path, dlerror());
+        PyErr_Format(driver_error,
+                     "cannot open the CUDA driver %s: %s. An NVIDIA driver for CUDA 12.0 or later is needed.", path,
+                     dlerror());
     else if (missing)
-        PyErr_Format(driver_error, "the CUDA driver %s has no %s. An NVIDIA driver for CUDA 12.0 or later (R525) is needed.", path, missing);
+        PyErr_Format(driver_error,
+                     "the CUDA driver %s has no %s. An NVIDIA driver for CUDA 12.0 or later (R525) is needed.", path,
+                     missing);
     else {
         CUresult result = self->cuda.init(0);
-        if (result) raise_driver(&self->cuda, "cuInit", result);
-        else if ((result = self->cuda.device_count(&self->num_devices))) raise_driver(&self->cuda, "cuDeviceGetCount", result);
+        if (result)
+            raise_driver(&self->cuda, "cuInit", result);
+        else if ((result = self->cuda.device_count(&self->num_devices)))
+            raise_driver(&self->cuda, "cuDeviceGetCount", result);
     }
     if (!PyErr_Occurred()) return (PyObject *)self;
     Py_DECREF(self);
@@ -129,8 +133,8 @@ static PyObject *driver_device(PyObject *object, PyObject *argument) {
         if (device_attribute(self, device, attributes[i], &values[i])) return NULL;
     CUresult result = self->cuda.device_name(name, sizeof name - 1, device);
     if (result) return raise_driver(&self->cuda, "cuDeviceGetName", result), NULL;
-    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i}", "name", name, "compute_capability", values[0], values[1], "sm_count", values[2],
-                         "smem_optin_bytes", values[3], "l2_bytes", values[4]);
+    return Py_BuildValue("{s:s,s:(ii),s:i,s:i,s:i}", "name", name, "compute_capability", values[0], values[1],
+                         "sm_count", values[2], "smem_optin_bytes", values[3], "l2_bytes", values[4]);
 }
 
 static PyObject *driver_version(PyObject *object, PyObject *unused) {
@@ -152,21 +156,23 @@ static PyObject *driver_load(PyObject *object, PyObject *cubin) {
     char *data;
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(cubin, &data, &size)) return NULL;
-    if (size < 4 || memcmp(data, "\x7f" "ELF", 4) != 0)
+    if (size < 4 || memcmp(data,
+                           "\x7f"
+                           "ELF",
+                           4) != 0)
         return PyErr_Format(driver_error, "%zd bytes that are no cubin (ELF)", size), NULL;
     LibraryObject *library = new_object((PyTypeObject *)library_type);
     if (!library) return NULL;
     CUresult result;
-    Py_BEGIN_ALLOW_THREADS
-    result = self->cuda.library_load(&library->library, data, NULL, NULL, 0, NULL, NULL, 0);
-    Py_END_ALLOW_THREADS
-    if (!result) return (PyObject *)library;
+    Py_BEGIN_ALLOW_THREADS result = self->cuda.library_load(&library->library, data, NULL, NULL, 0, NULL, NULL, 0);
+    Py_END_ALLOW_THREADS if (!result) return (PyObject *)library;
     Py_DECREF(library);
     return raise_driver(&self->cuda, "cuLibraryLoadData", result), NULL;
 }
 
 static PyMethodDef driver_methods[] = {
-    {"device", driver_device, METH_O, "device(ordinal) -> dict of name, compute_capability, sm_count, smem_optin_bytes, l2_bytes"},
+    {"device", driver_device, METH_O,
+     "device(ordinal) -> dict of name, compute_capability, sm_count, smem_optin_bytes, l2_bytes"},
     {"device_count", driver_device_count, METH_NOARGS, "device_count() -> int"},
     {"version", driver_version, METH_NOARGS, "version() -> (major, minor) of the CUDA the driver supports"},
     {"load", driver_load, METH_O, "load(cubin: bytes) -> Library"},
@@ -182,7 +188,8 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     PlanObject *self = new_object(type);
     if (!self) return NULL;
     if (plan_decode(&self->plan, (const uint8_t *)data, (size_t)size) == 0) return (PyObject *)self;
-    PyErr_Format(plan_error, "launch plan refused: %s. The pack was made by another version or is damaged.", self->plan.error);
+    PyErr_Format(plan_error, "launch plan refused: %s. The pack was made by another version or is damaged.",
+                 self->plan.error);
     Py_DECREF(self);
     return NULL;
 }
@@ -195,7 +202,8 @@ static void plan_dealloc(PyObject *object) {
 /* A Python number as a word of the type, or -1 with an exception that names the argument. */
 static int scalar_word(PyObject *value, uint32_t type, const char *name, uint64_t *word) {
     if (!PyLong_Check(value) && !(PyFloat_Check(value) && !is_integer(type))) {
-        PyErr_Format(input_error, "%s: %R is no number that fits; %s expected", name, value, is_integer(type) ? "an int is" : "a float is");
+        PyErr_Format(input_error, "%s: %R is no number that fits; %s expected", name, value,
+                     is_integer(type) ? "an int is" : "a float is");
         return -1;
     }
     if (!is_integer(type)) {
@@ -258,12 +266,15 @@ static PyObject *plan_failed_guard_dict(PyObject *object, PyObject *inputs) {
     int64_t failed = plan_failed_guard(plan, values);
     PyMem_Free(values);
     if (failed < 0) Py_RETURN_NONE;
-    return PyUnicode_DecodeUTF8(plan->guards[failed].message, (Py_ssize_t)strlen(plan->guards[failed].message), "replace");
+    return PyUnicode_DecodeUTF8(plan->guards[failed].message, (Py_ssize_t)strlen(plan->guards[failed].message),
+                                "replace");
 }
 
 static PyMethodDef plan_methods[] = {
-    {"evaluate", plan_evaluate_dict, METH_O, "evaluate(leaves: dict) -> canonical bytes of all launches (guards are not looked at)"},
-    {"failed_guard", plan_failed_guard_dict, METH_O, "failed_guard(leaves: dict) -> message of the first guard that is false, or None"},
+    {"evaluate", plan_evaluate_dict, METH_O,
+     "evaluate(leaves: dict) -> canonical bytes of all launches (guards are not looked at)"},
+    {"failed_guard", plan_failed_guard_dict, METH_O,
+     "failed_guard(leaves: dict) -> message of the first guard that is false, or None"},
     {NULL, NULL, 0, NULL}};
 
 /* ---- Launch ------------------------------------------------------------------------------------------------------ */
@@ -285,7 +296,8 @@ static int bind_kernel(LaunchObject *self, uint32_t i) {
     const char *call = "cuLibraryGetKernel";
     uint32_t smem = 0, ctas = spec->cluster[0] * spec->cluster[1] * spec->cluster[2];
     for (uint32_t k = 0; k < self->plan_object->plan.num_launches; k++) /* a kernel may be launched twice */
-        if (strcmp(self->plan_object->plan.launches[k].kernel, spec->kernel) == 0 && self->plan_object->plan.launches[k].smem > smem)
+        if (strcmp(self->plan_object->plan.launches[k].kernel, spec->kernel) == 0 &&
+            self->plan_object->plan.launches[k].smem > smem)
             smem = self->plan_object->plan.launches[k].smem;
     if (smem > self->device_facts[DEVICE_SMEM_OPTIN]) {
         PyErr_Format(driver_error, "%s needs %u bytes of shared memory, the device has %llu", spec->kernel, smem,
@@ -295,8 +307,8 @@ static int bind_kernel(LaunchObject *self, uint32_t i) {
     result = cuda->library_kernel(&kernel, self->library->library, spec->kernel);
     if (!result) {
         call = "cuKernelGetFunction";
-        Py_BEGIN_ALLOW_THREADS
-        result = cuda->kernel_function(&self->functions[i], kernel); /* loads the code onto the device */
+        Py_BEGIN_ALLOW_THREADS result =
+            cuda->kernel_function(&self->functions[i], kernel); /* loads the code onto the device */
         Py_END_ALLOW_THREADS
     }
     if (!result && smem) {
@@ -312,8 +324,8 @@ static int bind_kernel(LaunchObject *self, uint32_t i) {
 
 static int bind_device(LaunchObject *self) {
     const CudaDriver *cuda = &self->driver->cuda;
-    static const int attributes[NUM_DEVICE_LEAVES] = {CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-                                                      CU_ATTRIBUTE_L2_CACHE_SIZE};
+    static const int attributes[NUM_DEVICE_LEAVES] = {
+        CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_ATTRIBUTE_L2_CACHE_SIZE};
     CUdevice device;
     CUresult result;
     if (device_of_ordinal(self->driver, self->ordinal, &device)) return -1;
@@ -322,7 +334,8 @@ static int bind_device(LaunchObject *self) {
         if (device_attribute(self->driver, device, attributes[i], &value)) return -1;
         self->device_facts[i] = (uint32_t)value;
     }
-    if ((result = cuda->primary_context(&self->context, device))) return raise_driver(cuda, "cuDevicePrimaryCtxRetain", result);
+    if ((result = cuda->primary_context(&self->context, device)))
+        return raise_driver(cuda, "cuDevicePrimaryCtxRetain", result);
     if ((result = cuda->context_push(self->context))) return raise_driver(cuda, "cuCtxPushCurrent", result);
     int failed = 0;
     for (uint32_t i = 0; i < self->plan_object->plan.num_launches && !failed; i++) failed = bind_kernel(self, i);
@@ -335,20 +348,23 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     static char *names[] = {"driver", "plan", "library", "device", "stream_of", "device_type", NULL};
     PyObject *driver, *plan, *library, *stream_of;
     int ordinal, device_type = DEVICE_CUDA;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iO|i:Launch", names, driver_type, &driver, plan_type, &plan, library_type, &library,
-                                     &ordinal, &stream_of, &device_type))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iO|i:Launch", names, driver_type, &driver, plan_type, &plan,
+                                     library_type, &library, &ordinal, &stream_of, &device_type))
         return NULL;
     LaunchObject *self = new_object(type);
     if (!self) return NULL;
     Py_INCREF(driver), Py_INCREF(plan), Py_INCREF(library), Py_INCREF(stream_of);
-    self->driver = (DriverObject *)driver, self->plan_object = (PlanObject *)plan, self->library = (LibraryObject *)library;
+    self->driver = (DriverObject *)driver, self->plan_object = (PlanObject *)plan,
+    self->library = (LibraryObject *)library;
     self->stream_of = stream_of, self->ordinal = ordinal, self->device_type = device_type;
     self->values = PyMem_Malloc(sizeof *self->values * (self->plan_object->plan.num_nodes + 1));
     for (uint32_t i = 0; i < self->plan_object->plan.num_args; i++)
         self->num_call_args += self->plan_object->plan.args[i].kind != ARG_DEVICE;
     self->leaves = PyMem_Malloc(sizeof *self->leaves * (self->plan_object->plan.num_leaves + 1));
-    if (!self->values || !self->leaves) PyErr_NoMemory();
-    else if (bind_device(self) == 0) return (PyObject *)self;
+    if (!self->values || !self->leaves)
+        PyErr_NoMemory();
+    else if (bind_device(self) == 0)
+        return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -359,14 +375,19 @@ static int refuse_tensor(const LaunchObject *self, const Arg *arg, const TensorV
                      view->dtype < 0 ? "(unsupported dtype)" : DTYPE_NAMES[view->dtype], DTYPE_NAMES[arg->dtype]);
     else if (view->rank != (int32_t)arg->rank)
         PyErr_Format(input_error, "%s has %d dimensions, %u expected", arg->name, view->rank, arg->rank);
-    else if (view->device_type != self->device_type || (view->device_type == DEVICE_CUDA && view->device_id != self->ordinal))
-        PyErr_Format(input_error, "%s is on %s:%d; this kernel was chosen for %s:%d. All tensors must be on one device.", arg->name,
-                     view->device_type == DEVICE_CUDA ? "cuda" : view->device_type == DEVICE_CPU ? "cpu" : "another device type",
+    else if (view->device_type != self->device_type ||
+             (view->device_type == DEVICE_CUDA && view->device_id != self->ordinal))
+        PyErr_Format(input_error,
+                     "%s is on %s:%d; this kernel was chosen for %s:%d. All tensors must be on one device.", arg->name,
+                     view->device_type == DEVICE_CUDA  ? "cuda"
+                     : view->device_type == DEVICE_CPU ? "cpu"
+                                                       : "another device type",
                      view->device_id, self->device_type == DEVICE_CUDA ? "cuda" : "cpu", self->ordinal);
     else {
         for (int32_t i = 0; i < view->rank; i++)
             if (view->shape[i] <= 0) {
-                PyErr_Format(input_error, "%s.shape[%d] = %lld: an empty tensor has nothing to launch", arg->name, i, (long long)view->shape[i]);
+                PyErr_Format(input_error, "%s.shape[%d] = %lld: an empty tensor has nothing to launch", arg->name, i,
+                             (long long)view->shape[i]);
                 return -1;
             }
         if (view->pointer) return 0;
@@ -376,19 +397,22 @@ static int refuse_tensor(const LaunchObject *self, const Arg *arg, const TensorV
 }
 
 static int refuse_layout(const Arg *arg, uint32_t position) {
-    PyObject *text = PyUnicode_FromFormat("%s: the last stride must be 1, its pointer and other strides multiples of %u bytes, no stride 0",
-                                          arg->name, arg->align);
+    PyObject *text = PyUnicode_FromFormat(
+        "%s: the last stride must be 1, its pointer and other strides multiples of %u bytes, no stride 0", arg->name,
+        arg->align);
     PyObject *error = text ? PyObject_CallFunction(layout_error, "OI", text, position) : NULL;
     if (error) PyErr_SetObject(layout_error, error);
     Py_XDECREF(text), Py_XDECREF(error);
     return -1;
 }
 
-static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *object, uint32_t position, uint64_t *leaves, const ExchangeApi **api) {
+static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *object, uint32_t position,
+                         uint64_t *leaves, const ExchangeApi **api) {
     TensorView view;
     const ExchangeApi *own = exchange_api(object);
     if (own ? view_from_exchange(object, own, &view) : view_from_attributes(object, &view)) {
-        if (PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Format(input_error, "%s: %R is no tensor", arg->name, (PyObject *)Py_TYPE(object));
+        if (PyErr_ExceptionMatches(PyExc_AttributeError))
+            PyErr_Format(input_error, "%s: %R is no tensor", arg->name, (PyObject *)Py_TYPE(object));
         return -1;
     }
     if (refuse_tensor(self, arg, &view)) return -1;
@@ -397,12 +421,15 @@ static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *obj
     if (own) *api = own;
     leaves += arg->first_leaf;
     leaves[0] = view.pointer;
-    for (uint32_t i = 0; i < arg->rank; i++) leaves[1 + i] = (uint64_t)view.shape[i], leaves[1 + arg->rank + i] = (uint64_t)view.strides[i];
+    for (uint32_t i = 0; i < arg->rank; i++)
+        leaves[1 + i] = (uint64_t)view.shape[i], leaves[1 + arg->rank + i] = (uint64_t)view.strides[i];
     return 0;
 }
 
-/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `api`: of the last tensor. */
-static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t *leaves, const ExchangeApi **api) {
+/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `api`: of the last
+ * tensor. */
+static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t *leaves,
+                          const ExchangeApi **api) {
     const Plan *plan = &self->plan_object->plan;
     uint32_t position = 0;
     if (num_args != (Py_ssize_t)self->num_call_args) {
@@ -412,9 +439,12 @@ static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ss
     for (uint32_t i = 0; i < plan->num_args; i++) {
         const Arg *arg = &plan->args[i];
         int failed = 0;
-        if (arg->kind == ARG_DEVICE) leaves[arg->first_leaf] = self->device_facts[arg->device_leaf];
-        else if (arg->kind == ARG_TENSOR) failed = tensor_leaves(self, arg, args[position], position, leaves, api), position++;
-        else failed = scalar_word(args[position++], arg->dtype, arg->name, &leaves[arg->first_leaf]);
+        if (arg->kind == ARG_DEVICE)
+            leaves[arg->first_leaf] = self->device_facts[arg->device_leaf];
+        else if (arg->kind == ARG_TENSOR)
+            failed = tensor_leaves(self, arg, args[position], position, leaves, api), position++;
+        else
+            failed = scalar_word(args[position++], arg->dtype, arg->name, &leaves[arg->first_leaf]);
         if (failed) return -1;
     }
     return 0;
@@ -457,10 +487,11 @@ static int raise_guard(const Plan *plan, uint32_t guard, const uint64_t *leaves)
         if (!used_leaves[i]) continue;
         uint32_t type = leaf_type(plan, i);
         leaf_name(plan, i, name, sizeof name);
-        length += (size_t)(is_integer(type) ? snprintf(facts + length, sizeof facts - length, "%s%s = %lld", length ? ", " : "", name,
-                                                       (long long)sign_extend(leaves[i], TYPE_BITS[type]))
-                                            : snprintf(facts + length, sizeof facts - length, "%s%s = %g", length ? ", " : "", name,
-                                                       type == TYPE_F32 ? (double)as_f32(leaves[i]) : as_f64(leaves[i])));
+        length += (size_t)(is_integer(type)
+                               ? snprintf(facts + length, sizeof facts - length, "%s%s = %lld", length ? ", " : "",
+                                          name, (long long)sign_extend(leaves[i], TYPE_BITS[type]))
+                               : snprintf(facts + length, sizeof facts - length, "%s%s = %g", length ? ", " : "", name,
+                                          type == TYPE_F32 ? (double)as_f32(leaves[i]) : as_f64(leaves[i])));
     }
     PyErr_Format(input_error, "%s (here: %s)", plan->guards[guard].message, facts);
     return -1;
@@ -471,11 +502,13 @@ static int raise_map(const LaunchObject *self, const LaunchSpec *spec, const Map
     char text[600];
     size_t length = 0;
     plan_map_numbers(map, self->values, dims, strides);
-    length += (size_t)snprintf(text, sizeof text, "cuTensorMapEncodeTiled for %.120s: address 0x%llx, extents", spec->kernel,
-                               (unsigned long long)self->values[map->addr]);
-    for (uint32_t k = 0; k < map->rank; k++) length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)dims[k]);
+    length += (size_t)snprintf(text, sizeof text, "cuTensorMapEncodeTiled for %.120s: address 0x%llx, extents",
+                               spec->kernel, (unsigned long long)self->values[map->addr]);
+    for (uint32_t k = 0; k < map->rank; k++)
+        length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)dims[k]);
     length += (size_t)snprintf(text + length, sizeof text - length, ", strides in bytes");
-    for (uint32_t k = 0; k + 1 < map->rank; k++) length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)strides[k]);
+    for (uint32_t k = 0; k + 1 < map->rank; k++)
+        length += (size_t)snprintf(text + length, sizeof text - length, " %llu", (unsigned long long)strides[k]);
     return raise_driver(&self->driver->cuda, text, result);
 }
 
@@ -492,9 +525,10 @@ static int write_params(const LaunchObject *self, const LaunchSpec *spec, unsign
         const Map *map = &plan->maps[param->first];
         uint64_t dims[5], strides[4];
         plan_map_numbers(map, self->values, dims, strides);
-        CUresult result = self->driver->cuda.map_encode(pointers[p], MAP_DTYPE_ENUM[map->dtype], map->rank, (void *)(uintptr_t)self->values[map->addr],
-                                                        dims, strides, map->box, map->elem_strides, (int)map->interleave, (int)map->swizzle,
-                                                        (int)map->l2_promotion, (int)map->oob_nan);
+        CUresult result = self->driver->cuda.map_encode(pointers[p], MAP_DTYPE_ENUM[map->dtype], map->rank,
+                                                        (void *)(uintptr_t)self->values[map->addr], dims, strides,
+                                                        map->box, map->elem_strides, (int)map->interleave,
+                                                        (int)map->swizzle, (int)map->l2_promotion, (int)map->oob_nan);
         if (result) return raise_map(self, spec, map, result);
     }
     return 0;
@@ -508,7 +542,9 @@ static int read_grid(const LaunchObject *self, const LaunchSpec *spec, unsigned 
     if (numbers[0] == 0 || numbers[1] == 0 || numbers[2] == 0) return 0;
     for (int k = 0; k < 3; k++) {
         if (numbers[k] < 0 || numbers[k] > limits[k]) {
-            PyErr_Format(input_error, "%s: a grid of (%lld, %lld, %lld) blocks is over the limit of (2147483647, 65535, 65535); make the problem smaller",
+            PyErr_Format(input_error,
+                         "%s: a grid of (%lld, %lld, %lld) blocks is over the limit of (2147483647, 65535, 65535); "
+                         "make the problem smaller",
                          spec->kernel, (long long)numbers[0], (long long)numbers[1], (long long)numbers[2]);
             return -1;
         }
@@ -524,8 +560,10 @@ static unsigned write_attributes(const LaunchSpec *spec, CUlaunchAttribute *attr
         attributes[count].id = CU_LAUNCH_CLUSTER_DIMENSION;
         memcpy(attributes[count++].value.cluster, spec->cluster, sizeof spec->cluster);
     }
-    if (spec->flags & FLAG_PDL) attributes[count].id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, attributes[count++].value.number = 1;
-    if (spec->flags & FLAG_COOPERATIVE) attributes[count].id = CU_LAUNCH_COOPERATIVE, attributes[count++].value.number = 1;
+    if (spec->flags & FLAG_PDL)
+        attributes[count].id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, attributes[count++].value.number = 1;
+    if (spec->flags & FLAG_COOPERATIVE)
+        attributes[count].id = CU_LAUNCH_COOPERATIVE, attributes[count++].value.number = 1;
     return count;
 }
 
@@ -550,19 +588,19 @@ static int launch_all(LaunchObject *self, CUstream stream, unsigned char *block)
         if (any < 0 || (any && write_params(self, spec, block, pointers))) return -1;
         if (!any) continue;
         next->launch = i;
-        next->config = (CUlaunchConfig){grid[0], grid[1], grid[2], spec->block[0], spec->block[1], spec->block[2], spec->smem,
-                                        stream, next->attributes, write_attributes(spec, next->attributes)};
+        next->config = (CUlaunchConfig){
+            grid[0],        grid[1],    grid[2], spec->block[0],   spec->block[1],
+            spec->block[2], spec->smem, stream,  next->attributes, write_attributes(spec, next->attributes)};
         count++;
     }
     uint32_t i = 0;
-    Py_BEGIN_ALLOW_THREADS
-    for (; i < count; i++) {
+    Py_BEGIN_ALLOW_THREADS for (; i < count; i++) {
         uint32_t launch = prepared[i].launch;
-        result = self->driver->cuda.launch(&prepared[i].config, self->functions[launch], pointers + plan->launches[launch].first_param, NULL);
+        result = self->driver->cuda.launch(&prepared[i].config, self->functions[launch],
+                                           pointers + plan->launches[launch].first_param, NULL);
         if (result) break;
     }
-    Py_END_ALLOW_THREADS
-    if (!result) return 0;
+    Py_END_ALLOW_THREADS if (!result) return 0;
     char call[200];
     snprintf(call, sizeof call, "cuLaunchKernelEx of %.150s", plan->launches[prepared[i].launch].kernel);
     return raise_driver(&self->driver->cuda, call, result);
@@ -588,11 +626,14 @@ static int launch_in_context(LaunchObject *self, CUstream stream) {
     return failed;
 }
 
-/* Bring `values` up to date for these leaves. Calls often repeat a problem with other pointers: then little is computed. */
+/* Bring `values` up to date for these leaves. Calls often repeat a problem with other pointers: then little is
+ * computed. */
 static void evaluate_leaves(LaunchObject *self, const uint64_t *leaves) {
     const Plan *plan = &self->plan_object->plan;
-    if (self->is_evaluated && same_problem(plan, leaves, self->leaves)) plan_evaluate_part(plan, DEPENDS_POINTER, leaves, self->values);
-    else plan_evaluate(plan, leaves, self->values);
+    if (self->is_evaluated && same_problem(plan, leaves, self->leaves))
+        plan_evaluate_part(plan, DEPENDS_POINTER, leaves, self->values);
+    else
+        plan_evaluate(plan, leaves, self->values);
     memcpy(self->leaves, leaves, sizeof *leaves * plan->num_leaves);
     self->is_evaluated = 1;
 }
@@ -631,10 +672,11 @@ static PyObject *launch_leaves(PyObject *object, PyObject *const *args, Py_ssize
     return named;
 }
 
-static PyMethodDef launch_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, "run(*arguments): check, evaluate, launch on the current stream"},
-    {"leaves", (PyCFunction)(void (*)(void))launch_leaves, METH_FASTCALL, "leaves(*arguments) -> dict: what the plan would be evaluated on"},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef launch_methods[] = {{"run", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL,
+                                        "run(*arguments): check, evaluate, launch on the current stream"},
+                                       {"leaves", (PyCFunction)(void (*)(void))launch_leaves, METH_FASTCALL,
+                                        "leaves(*arguments) -> dict: what the plan would be evaluated on"},
+                                       {NULL, NULL, 0, NULL}};
 
 /* ---- module ------------------------------------------------------------------------------------------------------ */
 
@@ -652,27 +694,44 @@ static PyObject *use_errors(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef module_methods[] = {
-    {"use_errors", use_errors, METH_VARARGS, "use_errors(input, layout, driver, plan): exception classes to raise"}, {NULL, NULL, 0, NULL}};
+    {"use_errors", use_errors, METH_VARARGS, "use_errors(input, layout, driver, plan): exception classes to raise"},
+    {NULL, NULL, 0, NULL}};
 
 static PyObject *not_creatable(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)type, (void)args, (void)kwargs;
     return PyErr_SetString(PyExc_TypeError, "made by Driver.load"), NULL;
 }
 
-#define TYPE(variable, label, object, create, destroy, methods)                                                        \
-    static PyType_Slot variable##_slots[] = {{Py_tp_new, (void *)create}, {Py_tp_dealloc, (void *)destroy}, {Py_tp_methods, methods}, {0, NULL}}; \
-    static PyType_Spec variable##_spec = {"fa4_kernels._launcher." label, sizeof(object), 0, Py_TPFLAGS_DEFAULT, variable##_slots}
+#define TYPE(variable, label, object, create, destroy, methods)                                                  \
+    static PyType_Slot variable##_slots[] = {                                                                    \
+        {Py_tp_new, (void *)create}, {Py_tp_dealloc, (void *)destroy}, {Py_tp_methods, methods}, {0, NULL}};     \
+    static PyType_Spec variable##_spec = {"fa4_kernels._launcher." label, sizeof(object), 0, Py_TPFLAGS_DEFAULT, \
+                                          variable##_slots}
 static PyMethodDef library_methods[] = {{NULL, NULL, 0, NULL}};
 TYPE(driver, "Driver", DriverObject, driver_new, free_object, driver_methods);
 TYPE(library, "Library", LibraryObject, not_creatable, free_object, library_methods);
 TYPE(plan, "Plan", PlanObject, plan_new, plan_dealloc, plan_methods);
 TYPE(launch, "Launch", LaunchObject, launch_new, launch_dealloc, launch_methods);
 
-static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_launcher", "Loads cubins and launches kernels from launch plans.", -1, module_methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                               "_launcher",
+                                               "Loads cubins and launches kernels from launch plans.",
+                                               -1,
+                                               module_methods,
+                                               NULL,
+                                               NULL,
+                                               NULL,
+                                               NULL};
 
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
-    struct { PyObject **place; PyType_Spec *spec; const char *name; } types[4] = {
-        {&driver_type, &driver_spec, "Driver"}, {&library_type, &library_spec, "Library"}, {&plan_type, &plan_spec, "Plan"}, {&launch_type, &launch_spec, "Launch"}};
+    struct {
+        PyObject **place;
+        PyType_Spec *spec;
+        const char *name;
+    } types[4] = {{&driver_type, &driver_spec, "Driver"},
+                  {&library_type, &library_spec, "Library"},
+                  {&plan_type, &plan_spec, "Plan"},
+                  {&launch_type, &launch_spec, "Launch"}};
     input_error = layout_error = plan_error = PyExc_ValueError, driver_error = PyExc_RuntimeError;
     Py_INCREF(input_error), Py_INCREF(layout_error), Py_INCREF(driver_error), Py_INCREF(plan_error);
     if (tensor_names_init()) return NULL;

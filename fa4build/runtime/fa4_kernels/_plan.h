@@ -1,8 +1,9 @@
 /* A launch plan in memory: decoded and checked once, evaluated at every launch. Plain C, no Python, no CUDA.
  *
  * The bytes come from plan.py (same tables, same order); what they mean is docs/formats.md, section 2. They are not
- * trusted: every count, index, type and op is checked here, and a plan that passes can be evaluated on any inputs without
- * a further check. Values are held as 64-bit words: integers zero-extended from their type's width, floats as their bits.
+ * trusted: every count, index, type and op is checked here, and a plan that passes can be evaluated on any inputs
+ * without a further check. Values are held as 64-bit words: integers zero-extended from their type's width, floats as
+ * their bits.
  */
 #ifndef FA4_PLAN_H
 #define FA4_PLAN_H
@@ -37,6 +38,7 @@ static const uint8_t TYPE_BITS[NUM_TYPES] = {1, 8, 16, 32, 64, 32, 64};
 static const uint8_t TYPE_BYTES[NUM_TYPES] = {1, 1, 2, 4, 8, 4, 8};
 
 /* Order of plan.py OPS. */
+/* clang-format off */
 enum {
     OP_IN, OP_CONST,
     OP_ADD, OP_SUB, OP_MUL, OP_AND, OP_OR, OP_XOR, OP_SHL, OP_LSHR, OP_ASHR,
@@ -49,16 +51,20 @@ enum {
     OP_CLOG2, OP_CTLZ,
     NUM_OPS
 };
+/* clang-format on */
 
-/* Order of plan.py TENSOR_DTYPES. Bits of an element. */
+/* Order of plan.py TENSOR_DTYPES. */
+/* clang-format off */
 enum {
-    DTYPE_I8, DTYPE_U8, DTYPE_E4M3, DTYPE_E5M2, DTYPE_E8M0, DTYPE_BF16, DTYPE_F16, DTYPE_I16, DTYPE_U16, DTYPE_F32,
-    DTYPE_I32, DTYPE_U32, DTYPE_F64, DTYPE_I64, DTYPE_U64, NUM_DTYPES
+    DTYPE_I8, DTYPE_U8, DTYPE_E4M3, DTYPE_E5M2, DTYPE_E8M0, DTYPE_BF16, DTYPE_F16, DTYPE_I16, DTYPE_U16,
+    DTYPE_F32, DTYPE_I32, DTYPE_U32, DTYPE_F64, DTYPE_I64, DTYPE_U64,
+    NUM_DTYPES
 };
+/* clang-format on */
 static const uint8_t DTYPE_BYTES[NUM_DTYPES] = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
-static const char *const DTYPE_NAMES[NUM_DTYPES] = {"int8",  "uint8",  "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
-                                                    "bfloat16", "float16", "int16", "uint16", "float32",
-                                                    "int32", "uint32", "float64", "int64", "uint64"};
+static const char *const DTYPE_NAMES[NUM_DTYPES] = {
+    "int8",   "uint8",   "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bfloat16", "float16", "int16",
+    "uint16", "float32", "int32",         "uint32",      "float64",        "int64",    "uint64"};
 
 /* Order of plan.py MAP_DTYPES: the driver's CUtensorMapDataType, bytes of an element. */
 enum { NUM_MAP_DTYPES = 11 };
@@ -162,14 +168,14 @@ static uint32_t take_u32(const uint8_t **cursor) {
 static int is_integer(uint32_t type) { return type <= TYPE_I64; }
 
 /* Type of a node's value: comparisons give i1. */
-static uint8_t result_type(const Node *node) {
-    return node->op >= OP_EQ && node->op <= OP_FGE ? TYPE_I1 : node->type;
-}
+static uint8_t result_type(const Node *node) { return node->op >= OP_EQ && node->op <= OP_FGE ? TYPE_I1 : node->type; }
 
-/* A string of the pool, which decode_strings has copied; strings are stored with a 0 byte after each. */
+/* A string of the pool; strings are stored with a 0 byte after each. */
 static int plan_string(Plan *plan, uint32_t string_bytes, uint32_t offset, const char **out) {
-    if (offset >= string_bytes || plan->strings[offset] == 0) return plan_refuse(plan, "string at %u of %u", offset, string_bytes);
-    if (offset > 0 && plan->strings[offset - 1] != 0) return plan_refuse(plan, "string at %u starts inside another", offset);
+    if (offset >= string_bytes || plan->strings[offset] == 0)
+        return plan_refuse(plan, "string at %u of %u", offset, string_bytes);
+    if (offset > 0 && plan->strings[offset - 1] != 0)
+        return plan_refuse(plan, "string at %u starts inside another", offset);
     *out = plan->strings + offset;
     return 0;
 }
@@ -191,7 +197,8 @@ static int decode_args(Plan *plan, const uint8_t *cursor, uint32_t string_bytes)
         } else if (arg->rank != 0 || arg->align != 0) {
             return plan_refuse(plan, "argument %u: a scalar with rank or alignment", i);
         }
-        if (arg->kind == ARG_DEVICE && (arg->device_leaf >= NUM_DEVICE_LEAVES || (arg->dtype != TYPE_I32 && arg->dtype != TYPE_I64)))
+        if (arg->kind == ARG_DEVICE &&
+            (arg->device_leaf >= NUM_DEVICE_LEAVES || (arg->dtype != TYPE_I32 && arg->dtype != TYPE_I64)))
             return plan_refuse(plan, "argument %u: device fact %u of type %u", i, arg->device_leaf, arg->dtype);
         arg->first_leaf = leaf;
         leaf += arg->kind == ARG_TENSOR ? 1 + 2 * arg->rank : 1;
@@ -211,10 +218,14 @@ static const Arg *leaf_arg(const Plan *plan, uint32_t leaf) {
 static void leaf_name(const Plan *plan, uint32_t leaf, char *out, size_t size) {
     const Arg *arg = leaf_arg(plan, leaf);
     uint32_t place = leaf - arg->first_leaf;
-    if (arg->kind != ARG_TENSOR) snprintf(out, size, "%s", arg->name);
-    else if (place == 0) snprintf(out, size, "%s.ptr", arg->name);
-    else if (place <= arg->rank) snprintf(out, size, "%s.shape[%u]", arg->name, place - 1);
-    else snprintf(out, size, "%s.stride[%u]", arg->name, place - 1 - arg->rank);
+    if (arg->kind != ARG_TENSOR)
+        snprintf(out, size, "%s", arg->name);
+    else if (place == 0)
+        snprintf(out, size, "%s.ptr", arg->name);
+    else if (place <= arg->rank)
+        snprintf(out, size, "%s.shape[%u]", arg->name, place - 1);
+    else
+        snprintf(out, size, "%s.stride[%u]", arg->name, place - 1 - arg->rank);
 }
 
 static uint32_t leaf_type(const Plan *plan, uint32_t leaf) {
@@ -226,30 +237,33 @@ static uint32_t leaf_type(const Plan *plan, uint32_t leaf) {
 static int conversion_fits(uint8_t op, uint8_t from, uint8_t to) {
     int integers = is_integer(from) && is_integer(to);
     switch (op) {
-    case OP_SEXT: case OP_ZEXT: return integers && TYPE_BITS[from] < TYPE_BITS[to];
+    case OP_SEXT:
+    case OP_ZEXT: return integers && TYPE_BITS[from] < TYPE_BITS[to];
     case OP_TRUNC: return integers && TYPE_BITS[from] > TYPE_BITS[to];
     case OP_FPTRUNC: return from == TYPE_F64 && to == TYPE_F32;
     case OP_FPEXT: return from == TYPE_F32 && to == TYPE_F64;
-    case OP_SITOFP: case OP_UITOFP: return is_integer(from) && !is_integer(to);
+    case OP_SITOFP:
+    case OP_UITOFP: return is_integer(from) && !is_integer(to);
     case OP_FPTOSI: return !is_integer(from) && is_integer(to);
     default: return TYPE_BITS[from] == TYPE_BITS[to]; /* OP_BITCAST */
     }
 }
 
 /* Number of operands; their indices are checked before their types. */
-static uint32_t operand_count(uint8_t op) {
-    return op <= OP_CONST ? 0 : op == OP_SELECT ? 3 : op >= OP_SEXT ? 1 : 2;
-}
+static uint32_t operand_count(uint8_t op) { return op <= OP_CONST ? 0 : op == OP_SELECT ? 3 : op >= OP_SEXT ? 1 : 2; }
 
 static int decode_node(Plan *plan, uint32_t i) {
     Node *node = &plan->nodes[i];
     uint32_t operands[3] = {node->a, node->b, node->c}, count;
     uint8_t types[3] = {0, 0, 0};
     int fits;
-    if (node->op >= NUM_OPS || node->type >= NUM_TYPES) return plan_refuse(plan, "node %u: op %u, type %u", i, node->op, node->type);
+    if (node->op >= NUM_OPS || node->type >= NUM_TYPES)
+        return plan_refuse(plan, "node %u: op %u, type %u", i, node->op, node->type);
     if (node->op == OP_IN) {
-        if (node->a >= plan->num_leaves || node->b || node->c) return plan_refuse(plan, "node %u: input leaf %u", i, node->a);
-        if (node->type != leaf_type(plan, node->a)) return plan_refuse(plan, "node %u: type %u for input leaf %u", i, node->type, node->a);
+        if (node->a >= plan->num_leaves || node->b || node->c)
+            return plan_refuse(plan, "node %u: input leaf %u", i, node->a);
+        if (node->type != leaf_type(plan, node->a))
+            return plan_refuse(plan, "node %u: type %u for input leaf %u", i, node->type, node->a);
         return 0;
     }
     if (node->op == OP_CONST) {
@@ -268,10 +282,14 @@ static int decode_node(Plan *plan, uint32_t i) {
         types[k] = result_type(&plan->nodes[operands[k]]);
     }
     node->source = types[0];
-    if (node->op == OP_SELECT) fits = types[0] == TYPE_I1 && types[1] == node->type && types[2] == node->type;
-    else if (node->op == OP_CLOG2) fits = node->type == TYPE_I32 && is_integer(types[0]);
-    else if (node->op == OP_CTLZ) fits = is_integer(node->type) && types[0] == node->type;
-    else if (count == 1) fits = conversion_fits(node->op, types[0], node->type);
+    if (node->op == OP_SELECT)
+        fits = types[0] == TYPE_I1 && types[1] == node->type && types[2] == node->type;
+    else if (node->op == OP_CLOG2)
+        fits = node->type == TYPE_I32 && is_integer(types[0]);
+    else if (node->op == OP_CTLZ)
+        fits = is_integer(node->type) && types[0] == node->type;
+    else if (count == 1)
+        fits = conversion_fits(node->op, types[0], node->type);
     else {
         int wants_float = (node->op >= OP_FADD && node->op <= OP_FMAX) || (node->op >= OP_FEQ && node->op <= OP_FGE);
         fits = types[0] == node->type && types[1] == node->type && wants_float == !is_integer(node->type);
@@ -333,7 +351,8 @@ static int decode_map(Plan *plan, const uint8_t **cursor, uint32_t i) {
     for (int k = 0; k < 5; k++) map->elem_strides[k] = take_u32(cursor);
     map->swizzle = take_u32(cursor), map->interleave = take_u32(cursor);
     map->l2_promotion = take_u32(cursor), map->oob_nan = take_u32(cursor);
-    if (map->dtype >= NUM_MAP_DTYPES || map->rank < 1 || map->rank > 5) return plan_refuse(plan, "map %u: dtype or rank", i);
+    if (map->dtype >= NUM_MAP_DTYPES || map->rank < 1 || map->rank > 5)
+        return plan_refuse(plan, "map %u: dtype or rank", i);
     if (map->swizzle > 3 || map->interleave > 2 || map->l2_promotion > 3 || map->oob_nan > 1)
         return plan_refuse(plan, "map %u: swizzle, interleave, promotion or fill", i);
     int bad = !is_integer_node(plan, map->addr) || result_type(&plan->nodes[map->addr]) != TYPE_I64;
@@ -349,13 +368,16 @@ static int decode_map(Plan *plan, const uint8_t **cursor, uint32_t i) {
 static int decode_param(Plan *plan, uint32_t i, uint64_t *place) {
     Param *param = &plan->params[i];
     uint32_t align = param->align;
-    if (align < 1 || align > 256 || (align & (align - 1))) return plan_refuse(plan, "parameter %u: alignment %u", i, align);
+    if (align < 1 || align > 256 || (align & (align - 1)))
+        return plan_refuse(plan, "parameter %u: alignment %u", i, align);
     if (param->kind == PARAM_MAP) {
         if (param->size != MAP_BYTES || align < 64 || param->first >= plan->num_maps || param->count)
             return plan_refuse(plan, "parameter %u: no tensor map", i);
     } else if (param->kind == PARAM_BYTES) {
-        if (param->size < 1 || param->size > MAX_PARAM_BYTES) return plan_refuse(plan, "parameter %u: %u bytes", i, param->size);
-        if ((uint64_t)param->first + param->count > plan->num_fields) return plan_refuse(plan, "parameter %u: fields", i);
+        if (param->size < 1 || param->size > MAX_PARAM_BYTES)
+            return plan_refuse(plan, "parameter %u: %u bytes", i, param->size);
+        if ((uint64_t)param->first + param->count > plan->num_fields)
+            return plan_refuse(plan, "parameter %u: fields", i);
         for (uint32_t f = param->first; f < param->first + param->count; f++) {
             const Field *field = &plan->fields[f];
             if (field->node >= plan->num_nodes) return plan_refuse(plan, "field %u: node %u", f, field->node);
@@ -381,25 +403,32 @@ static int decode_launch(Plan *plan, const uint8_t **cursor, uint32_t string_byt
     launch->smem = take_u32(cursor), launch->flags = take_u32(cursor);
     launch->first_param = take_u32(cursor), launch->num_params = take_u32(cursor);
     for (int k = 0; k < 3; k++) {
-        if (!is_integer_node(plan, launch->grid[k])) return plan_refuse(plan, "launch %u: grid node %u", i, launch->grid[k]);
-        if (launch->block[k] > 1024 || launch->cluster[k] > 16) return plan_refuse(plan, "launch %u: block or cluster", i);
+        if (!is_integer_node(plan, launch->grid[k]))
+            return plan_refuse(plan, "launch %u: grid node %u", i, launch->grid[k]);
+        if (launch->block[k] > 1024 || launch->cluster[k] > 16)
+            return plan_refuse(plan, "launch %u: block or cluster", i);
         threads *= launch->block[k], ctas *= launch->cluster[k];
     }
-    if (threads < 1 || threads > 1024 || ctas < 1 || ctas > 16) return plan_refuse(plan, "launch %u: block or cluster", i);
+    if (threads < 1 || threads > 1024 || ctas < 1 || ctas > 16)
+        return plan_refuse(plan, "launch %u: block or cluster", i);
     if (launch->smem > MAX_SMEM_BYTES || launch->flags > (FLAG_PDL | FLAG_COOPERATIVE))
         return plan_refuse(plan, "launch %u: shared memory or flags", i);
     if (launch->first_param != *next_param || (uint64_t)launch->first_param + launch->num_params > plan->num_params)
         return plan_refuse(plan, "launch %u: parameters", i);
     *next_param += launch->num_params;
     for (uint32_t p = 0; p < launch->num_params; p++) bytes += plan->params[launch->first_param + p].size;
-    return bytes > MAX_PARAM_BYTES ? plan_refuse(plan, "launch %u: %llu bytes of parameters", i, (unsigned long long)bytes) : 0;
+    return bytes > MAX_PARAM_BYTES
+               ? plan_refuse(plan, "launch %u: %llu bytes of parameters", i, (unsigned long long)bytes)
+               : 0;
 }
 
 static int decode_launches(Plan *plan, const uint8_t *cursor, uint32_t string_bytes) {
     uint32_t next_param = 0;
     for (uint32_t i = 0; i < plan->num_launches; i++)
         if (decode_launch(plan, &cursor, string_bytes, i, &next_param)) return -1;
-    return next_param == plan->num_params ? 0 : plan_refuse(plan, "%u parameters belong to no launch", plan->num_params - next_param);
+    return next_param == plan->num_params
+               ? 0
+               : plan_refuse(plan, "%u parameters belong to no launch", plan->num_params - next_param);
 }
 
 static int decode_params(Plan *plan, const uint8_t *params, const uint8_t *fields) {
@@ -429,7 +458,8 @@ static int plan_allocate(Plan *plan, uint32_t string_bytes) {
     plan->fields = calloc(plan->num_fields + 1, sizeof *plan->fields);
     plan->maps = calloc(plan->num_maps + 1, sizeof *plan->maps);
     plan->strings = calloc((size_t)string_bytes + 1, 1);
-    int ok = plan->nodes_of[0] && plan->nodes_of[1] && plan->nodes_of[2] && plan->args && plan->nodes && plan->guards && plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
+    int ok = plan->nodes_of[0] && plan->nodes_of[1] && plan->nodes_of[2] && plan->args && plan->nodes && plan->guards &&
+             plan->launches && plan->params && plan->fields && plan->maps && plan->strings;
     return ok ? 0 : plan_refuse(plan, "out of memory");
 }
 
@@ -439,24 +469,31 @@ static int plan_decode(Plan *plan, const uint8_t *data, size_t size) {
     const uint8_t *cursor = data;
     uint32_t string_bytes;
     memset(plan, 0, sizeof *plan);
-    if (size < HEADER) return plan_refuse(plan, "%llu bytes, the header alone has %d", (unsigned long long)size, HEADER);
+    if (size < HEADER)
+        return plan_refuse(plan, "%llu bytes, the header alone has %d", (unsigned long long)size, HEADER);
     if (take_u32(&cursor) != PLAN_MAGIC) return plan_refuse(plan, "not an encoded launch plan");
     if (take_u32(&cursor) != PLAN_ENCODING) return plan_refuse(plan, "encoding of another version");
     plan->num_args = take_u32(&cursor), plan->num_nodes = take_u32(&cursor), plan->num_guards = take_u32(&cursor);
     plan->num_launches = take_u32(&cursor), plan->num_params = take_u32(&cursor), plan->num_fields = take_u32(&cursor);
     plan->num_maps = take_u32(&cursor), string_bytes = take_u32(&cursor);
-    if (plan->num_args > MAX_ARGS || plan->num_nodes > MAX_NODES || plan->num_guards > MAX_GUARDS || plan->num_launches > MAX_LAUNCHES ||
-        plan->num_params > MAX_PARAMS || plan->num_fields > MAX_FIELDS || plan->num_maps > MAX_MAPS || string_bytes > MAX_STRING_BYTES)
+    if (plan->num_args > MAX_ARGS || plan->num_nodes > MAX_NODES || plan->num_guards > MAX_GUARDS ||
+        plan->num_launches > MAX_LAUNCHES || plan->num_params > MAX_PARAMS || plan->num_fields > MAX_FIELDS ||
+        plan->num_maps > MAX_MAPS || string_bytes > MAX_STRING_BYTES)
         return plan_refuse(plan, "a count is over its limit");
     const uint8_t *args = cursor, *nodes = args + ARG * plan->num_args, *guards = nodes + NODE * plan->num_nodes;
     const uint8_t *launches = guards + GUARD * plan->num_guards, *params = launches + LAUNCH * plan->num_launches;
     const uint8_t *fields = params + PARAM * plan->num_params, *maps = fields + FIELD * plan->num_fields;
     const uint8_t *strings = maps + MAP * plan->num_maps;
-    if ((size_t)(strings - data) + string_bytes != size) return plan_refuse(plan, "%llu bytes do not match the counts", (unsigned long long)size);
+    if ((size_t)(strings - data) + string_bytes != size)
+        return plan_refuse(plan, "%llu bytes do not match the counts", (unsigned long long)size);
     if (plan_allocate(plan, string_bytes)) goto refused;
     memcpy(plan->strings, strings, string_bytes);
-    if (string_bytes && plan->strings[string_bytes - 1]) { plan_refuse(plan, "the last string has no end"); goto refused; }
-    if (decode_args(plan, args, string_bytes) || decode_nodes(plan, nodes) || decode_guards(plan, guards, string_bytes)) goto refused;
+    if (string_bytes && plan->strings[string_bytes - 1]) {
+        plan_refuse(plan, "the last string has no end");
+        goto refused;
+    }
+    if (decode_args(plan, args, string_bytes) || decode_nodes(plan, nodes) || decode_guards(plan, guards, string_bytes))
+        goto refused;
     for (uint32_t i = 0; i < plan->num_maps; i++)
         if (decode_map(plan, &maps, i)) goto refused;
     if (decode_params(plan, params, fields) || decode_launches(plan, launches, string_bytes)) goto refused;
@@ -468,7 +505,9 @@ refused:
 
 /* ---- evaluation -------------------------------------------------------------------------------------------------- */
 
-static uint64_t low_bits(uint64_t value, uint32_t bits) { return bits == 64 ? value : value & (((uint64_t)1 << bits) - 1); }
+static uint64_t low_bits(uint64_t value, uint32_t bits) {
+    return bits == 64 ? value : value & (((uint64_t)1 << bits) - 1);
+}
 
 static int64_t sign_extend(uint64_t value, uint32_t bits) {
     uint64_t sign = (uint64_t)1 << (bits - 1);
@@ -503,27 +542,27 @@ static uint64_t from_f64(double number) {
 static uint32_t bit_length(uint64_t value) { return value ? 64u - (uint32_t)__builtin_clzll(value) : 0u; }
 
 /* fmin and fmax: a number beats NaN, the second operand wins a tie. */
-#define FLOAT_BINARY(type, as, from)                                                                                   \
-    static uint64_t binary_##type(uint8_t op, uint64_t x, uint64_t y) {                                                \
-        type a = as(x), b = as(y);                                                                                     \
-        switch (op) {                                                                                                  \
-        case OP_FADD: return from(a + b);                                                                              \
-        case OP_FSUB: return from(a - b);                                                                              \
-        case OP_FMUL: return from(a * b);                                                                              \
-        case OP_FDIV: return from(a / b);                                                                              \
-        case OP_FMIN: return b != b || a < b ? x : y;                                                                  \
-        default: return b != b || a > b ? x : y; /* OP_FMAX */                                                         \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static int compare_##type(uint8_t op, uint64_t x, uint64_t y) {                                                    \
-        type a = as(x), b = as(y);                                                                                     \
-        switch (op) {                                                                                                  \
-        case OP_FEQ: return a == b;                                                                                    \
-        case OP_FLT: return a < b;                                                                                     \
-        case OP_FLE: return a <= b;                                                                                    \
-        case OP_FGT: return a > b;                                                                                     \
-        default: return a >= b; /* OP_FGE */                                                                           \
-        }                                                                                                              \
+#define FLOAT_BINARY(type, as, from)                                    \
+    static uint64_t binary_##type(uint8_t op, uint64_t x, uint64_t y) { \
+        type a = as(x), b = as(y);                                      \
+        switch (op) {                                                   \
+        case OP_FADD: return from(a + b);                               \
+        case OP_FSUB: return from(a - b);                               \
+        case OP_FMUL: return from(a * b);                               \
+        case OP_FDIV: return from(a / b);                               \
+        case OP_FMIN: return b != b || a < b ? x : y;                   \
+        default: return b != b || a > b ? x : y; /* OP_FMAX */          \
+        }                                                               \
+    }                                                                   \
+    static int compare_##type(uint8_t op, uint64_t x, uint64_t y) {     \
+        type a = as(x), b = as(y);                                      \
+        switch (op) {                                                   \
+        case OP_FEQ: return a == b;                                     \
+        case OP_FLT: return a < b;                                      \
+        case OP_FLE: return a <= b;                                     \
+        case OP_FGT: return a > b;                                      \
+        default: return a >= b; /* OP_FGE */                            \
+        }                                                               \
     }
 FLOAT_BINARY(float, as_f32, from_f32)
 FLOAT_BINARY(double, as_f64, from_f64)
@@ -543,7 +582,8 @@ static uint64_t convert(const Node *node, uint64_t x) {
     case OP_TRUNC: return low_bits(x, to);
     case OP_FPTRUNC: return from_f32((float)as_f64(x));
     case OP_FPEXT: return from_f64((double)as_f32(x));
-    case OP_SITOFP: return node->type == TYPE_F32 ? from_f32((float)sign_extend(x, from)) : from_f64((double)sign_extend(x, from));
+    case OP_SITOFP:
+        return node->type == TYPE_F32 ? from_f32((float)sign_extend(x, from)) : from_f64((double)sign_extend(x, from));
     case OP_UITOFP: return node->type == TYPE_F32 ? from_f32((float)x) : from_f64((double)x);
     case OP_FPTOSI: return float_to_int(node->source == TYPE_F32 ? (double)as_f32(x) : as_f64(x), to);
     case OP_CLOG2: return x > 1 ? bit_length(x - 1) : 0;
@@ -554,7 +594,8 @@ static uint64_t convert(const Node *node, uint64_t x) {
 
 static uint64_t float_op(const Node *node, uint64_t x, uint64_t y) {
     int is_comparison = node->op >= OP_FEQ;
-    if (node->type == TYPE_F32) return is_comparison ? (uint64_t)compare_float(node->op, x, y) : binary_float(node->op, x, y);
+    if (node->type == TYPE_F32)
+        return is_comparison ? (uint64_t)compare_float(node->op, x, y) : binary_float(node->op, x, y);
     return is_comparison ? (uint64_t)compare_double(node->op, x, y) : binary_double(node->op, x, y);
 }
 
@@ -604,8 +645,8 @@ static uint64_t node_value(const Node *node, const uint64_t *leaves, const uint6
 #undef B
 }
 
-/* Compute the nodes of one DEPENDS_. Lower ones come first; `values` has room for num_nodes and may be kept: constants hold
- * for ever, DEPENDS_PROBLEM as long as only pointers change. `leaves` holds num_leaves words. */
+/* Compute the nodes of one DEPENDS_. Lower ones come first; `values` has room for num_nodes and may be kept: constants
+ * hold for ever, DEPENDS_PROBLEM as long as only pointers change. `leaves` holds num_leaves words. */
 static void plan_evaluate_part(const Plan *plan, int depends, const uint64_t *leaves, uint64_t *values) {
     for (uint32_t k = 0; k < plan->num_of[depends]; k++) {
         uint32_t i = plan->nodes_of[depends][k];
@@ -653,14 +694,17 @@ static void plan_write_bytes(const Plan *plan, const Param *param, const uint64_
     }
 }
 
-/* Numbers for cuTensorMapEncodeTiled. A dim of extent 1 gets a stride that the driver accepts: its own is never used. */
+/* Numbers for cuTensorMapEncodeTiled. A dim of extent 1 gets a stride that the driver accepts: its own is never used.
+ */
 static void plan_map_numbers(const Map *map, const uint64_t *values, uint64_t dims[5], uint64_t strides[4]) {
     uint64_t inner_bytes = MAP_DTYPE_BYTES[map->dtype];
     for (uint32_t k = 0; k < map->rank; k++) {
         dims[k] = values[map->dims[k]];
         if (k > 0) strides[k - 1] = dims[k] == 1 ? (inner_bytes + 15) & ~(uint64_t)15 : values[map->strides[k - 1]];
-        if (dims[k] && inner_bytes < ((uint64_t)1 << 40) / dims[k]) inner_bytes *= dims[k];
-        else inner_bytes = 16; /* past what a stride can hold (2^40): any legal one does */
+        if (dims[k] && inner_bytes < ((uint64_t)1 << 40) / dims[k])
+            inner_bytes *= dims[k];
+        else
+            inner_bytes = 16; /* past what a stride can hold (2^40): any legal one does */
     }
 }
 

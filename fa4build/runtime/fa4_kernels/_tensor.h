@@ -1,4 +1,5 @@
-/* Reading torch tensors: pointer, extents, strides, dtype and device, without a Python object per number where possible.
+/* Reading torch tensors: pointer, extents, strides, dtype and device, without a Python object per number where
+ * possible.
  *
  * Two ways. The DLPack C exchange API (DLPack 1.2 and later; torch 2.10 and later), found as a capsule on the tensor's
  * type: one C call fills a struct that borrows the tensor's own arrays. Otherwise attribute calls: data_ptr(), shape,
@@ -38,8 +39,14 @@ typedef struct {
 
 /* Type objects whose capsule was looked up; `api` NULL means that the type has none. Types are kept alive. */
 enum { NUM_CACHED_TYPES = 8, NUM_CACHED_DTYPES = 32 };
-static struct { PyObject *type; const ExchangeApi *api; } cached_types[NUM_CACHED_TYPES];
-static struct { PyObject *object; int32_t dtype; } cached_dtypes[NUM_CACHED_DTYPES];
+static struct {
+    PyObject *type;
+    const ExchangeApi *api;
+} cached_types[NUM_CACHED_TYPES];
+static struct {
+    PyObject *object;
+    int32_t dtype;
+} cached_dtypes[NUM_CACHED_DTYPES];
 static PyObject *name_exchange_api, *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_get_device;
 
 static int tensor_names_init(void) {
@@ -57,7 +64,8 @@ static const ExchangeApi *find_exchange_api(PyObject *type) {
     const ExchangeApi *api = NULL;
     PyObject *capsule = PyObject_GetAttr(type, name_exchange_api);
     if (capsule) {
-        if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+            api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
         Py_DECREF(capsule);
     }
     PyErr_Clear();
@@ -80,10 +88,12 @@ static const ExchangeApi *exchange_api(PyObject *tensor) {
 }
 
 static int32_t dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes) {
-    static const struct { uint8_t code, bits; int32_t dtype; } table[] = {
-        {4, 16, DTYPE_BF16}, {2, 16, DTYPE_F16}, {2, 32, DTYPE_F32}, {2, 64, DTYPE_F64}, {10, 8, DTYPE_E4M3},
-        {12, 8, DTYPE_E5M2}, {14, 8, DTYPE_E8M0}, {0, 8, DTYPE_I8}, {0, 16, DTYPE_I16}, {0, 32, DTYPE_I32},
-        {0, 64, DTYPE_I64}, {1, 8, DTYPE_U8}, {1, 16, DTYPE_U16}, {1, 32, DTYPE_U32}, {1, 64, DTYPE_U64}};
+    static const struct {
+        uint8_t code, bits;
+        int32_t dtype;
+    } table[] = {{4, 16, DTYPE_BF16}, {2, 16, DTYPE_F16},  {2, 32, DTYPE_F32}, {2, 64, DTYPE_F64}, {10, 8, DTYPE_E4M3},
+                 {12, 8, DTYPE_E5M2}, {14, 8, DTYPE_E8M0}, {0, 8, DTYPE_I8},   {0, 16, DTYPE_I16}, {0, 32, DTYPE_I32},
+                 {0, 64, DTYPE_I64},  {1, 8, DTYPE_U8},    {1, 16, DTYPE_U16}, {1, 32, DTYPE_U32}, {1, 64, DTYPE_U64}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i].code == code && table[i].bits == bits && lanes == 1) return table[i].dtype;
     return -1;
@@ -162,22 +172,24 @@ static int view_from_attributes(PyObject *tensor, TensorView *view) {
         view->device_type = ordinal < 0 ? DEVICE_CPU : DEVICE_CUDA;
         view->device_id = ordinal < 0 ? 0 : (int32_t)ordinal;
         view->dtype = PyErr_Occurred() ? -2 : dtype_from_object(dtype);
-        if (!PyErr_Occurred() && view->rank != num_strides) PyErr_SetString(PyExc_TypeError, "shape and stride() differ in length");
+        if (!PyErr_Occurred() && view->rank != num_strides)
+            PyErr_SetString(PyExc_TypeError, "shape and stride() differ in length");
         result = PyErr_Occurred() ? -1 : 0;
     }
     Py_XDECREF(pointer), Py_XDECREF(shape), Py_XDECREF(strides), Py_XDECREF(dtype), Py_XDECREF(device);
     return result;
 }
 
-/* A mode of extent 1 may carry any stride: give it the one of a dense tensor, rounded up to the argument's alignment, so
- * that neither guards nor the driver see a number that no kernel uses. */
+/* A mode of extent 1 may carry any stride: give it the one of a dense tensor, rounded up to the argument's alignment,
+ * so that neither guards nor the driver see a number that no kernel uses. */
 static void settle_free_strides(TensorView *view, uint32_t align) {
     uint32_t item = DTYPE_BYTES[view->dtype];
     int64_t unit = align > item ? align / item : 1;
     for (int32_t i = view->rank - 1; i >= 0; i--) {
         if (view->shape[i] != 1) continue;
         int64_t dense = 1;
-        if (i + 1 < view->rank && __builtin_mul_overflow(view->shape[i + 1], view->strides[i + 1], &dense)) dense = unit;
+        if (i + 1 < view->rank && __builtin_mul_overflow(view->shape[i + 1], view->strides[i + 1], &dense))
+            dense = unit;
         if (i + 1 < view->rank && dense % unit) dense += unit - dense % unit;
         view->strides[i] = dense > 0 ? dense : unit;
     }
