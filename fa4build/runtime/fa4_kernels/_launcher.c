@@ -1,13 +1,14 @@
 /* The launcher: loads cubins and launches kernels from launch plans, through the CUDA driver found at run time.
  *
- * Build: one translation unit (with _plan.h, _tensor.h, _cuda.h beside it), CPython limited API of 3.10, no CUDA
- * header, no library but libc and libdl: cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I<python include>
- * _launcher.c -ldl -o _launcher.abi3.so
+ * Built as one translation unit, with _plan.h, _tensor.h and _cuda.h beside it. Needs Python.h of any CPython from 3.10 on
+ * (limited API), no CUDA header, no library but libc and libdl:
  *
- * Python sees: Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, ...). A
- * Launch is a plan bound to one device; its run(*arguments) is the host path of a call. Objects live for ever once a
- * kernel was loaded: libraries and contexts are never released, because kernels may still run when Python lets go of an
- * object. */
+ *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I INCLUDE _launcher.c -ldl -o _launcher.abi3.so
+ *
+ * Python sees Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, stream_of).
+ * A Launch is a plan bound to one device; its run(*arguments) is the host path of a call. Libraries and contexts are
+ * never released, because kernels may still run when Python lets go of an object.
+ */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030A0000
@@ -23,20 +24,24 @@
 #define BLOCK_ALIGN 256u
 
 typedef struct {
-    PyObject_HEAD CudaDriver cuda;
+    PyObject_HEAD
+    CudaDriver cuda;
     int num_devices;
 } DriverObject;
 
 typedef struct {
-    PyObject_HEAD CUlibrary library;
+    PyObject_HEAD
+    CUlibrary library;
 } LibraryObject;
 
 typedef struct {
-    PyObject_HEAD Plan plan;
+    PyObject_HEAD
+    Plan plan;
 } PlanObject;
 
 typedef struct {
-    PyObject_HEAD DriverObject *driver;
+    PyObject_HEAD
+    DriverObject *driver;
     PlanObject *plan_object;
     LibraryObject *library;
     PyObject *stream_of;
@@ -156,16 +161,15 @@ static PyObject *driver_load(PyObject *object, PyObject *cubin) {
     char *data;
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(cubin, &data, &size)) return NULL;
-    if (size < 4 || memcmp(data,
-                           "\x7f"
-                           "ELF",
-                           4) != 0)
+    if (size < 4 || memcmp(data, "\177ELF", 4) != 0)
         return PyErr_Format(driver_error, "%zd bytes that are no cubin (ELF)", size), NULL;
     LibraryObject *library = new_object((PyTypeObject *)library_type);
     if (!library) return NULL;
     CUresult result;
-    Py_BEGIN_ALLOW_THREADS result = self->cuda.library_load(&library->library, data, NULL, NULL, 0, NULL, NULL, 0);
-    Py_END_ALLOW_THREADS if (!result) return (PyObject *)library;
+    Py_BEGIN_ALLOW_THREADS
+    result = self->cuda.library_load(&library->library, data, NULL, NULL, 0, NULL, NULL, 0);
+    Py_END_ALLOW_THREADS
+    if (!result) return (PyObject *)library;
     Py_DECREF(library);
     return raise_driver(&self->cuda, "cuLibraryLoadData", result), NULL;
 }
@@ -307,8 +311,8 @@ static int bind_kernel(LaunchObject *self, uint32_t i) {
     result = cuda->library_kernel(&kernel, self->library->library, spec->kernel);
     if (!result) {
         call = "cuKernelGetFunction";
-        Py_BEGIN_ALLOW_THREADS result =
-            cuda->kernel_function(&self->functions[i], kernel); /* loads the code onto the device */
+        Py_BEGIN_ALLOW_THREADS
+        result = cuda->kernel_function(&self->functions[i], kernel); /* loads the code onto the device */
         Py_END_ALLOW_THREADS
     }
     if (!result && smem) {
@@ -594,13 +598,15 @@ static int launch_all(LaunchObject *self, CUstream stream, unsigned char *block)
         count++;
     }
     uint32_t i = 0;
-    Py_BEGIN_ALLOW_THREADS for (; i < count; i++) {
+    Py_BEGIN_ALLOW_THREADS
+    for (; i < count; i++) {
         uint32_t launch = prepared[i].launch;
         result = self->driver->cuda.launch(&prepared[i].config, self->functions[launch],
                                            pointers + plan->launches[launch].first_param, NULL);
         if (result) break;
     }
-    Py_END_ALLOW_THREADS if (!result) return 0;
+    Py_END_ALLOW_THREADS
+    if (!result) return 0;
     char call[200];
     snprintf(call, sizeof call, "cuLaunchKernelEx of %.150s", plan->launches[prepared[i].launch].kernel);
     return raise_driver(&self->driver->cuda, call, result);
