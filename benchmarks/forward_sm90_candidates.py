@@ -7,97 +7,60 @@ def _row(name: str, **keywords) -> Candidate:
     return Candidate(name=name, **keywords)
 
 
+PERSISTENT = {"persistent": True, "separate_output": True}
+LONGEST = {"order": "longest_first"}
+NO_TURNS = {"ping_pong": False}
+
+
 def _full(head_dim: int) -> list[dict]:
-    """Tiles worth trying for a head_dim with no mask."""
-    persistent = {"persistent": True, "separate_output": True}
-    off = {"ping_pong": False}
+    """Tiles worth trying for a head_dim with no mask; the first is the row of fa4build/tuning.py."""
     return {
-        64: [
-            tuned(3, 128, 3, **persistent),
-            tuned(3, 128, 2, **persistent),
-            tuned(3, 128, 3, **persistent, **off),
-            tuned(3, 96, 3, **persistent),
-            tuned(3, 144, 2, **persistent),
-            tuned(3, 128),
-        ],
-        96: [tuned(3, 96, 2, **persistent), tuned(3, 112), tuned(3, 96), tuned(2, 128, **persistent), tuned(2, 160)],
+        64: [tuned(3, 128, 3, **PERSISTENT), tuned(3, 128, 2, **PERSISTENT)],
+        96: [tuned(3, 96, **PERSISTENT), tuned(3, 112, **PERSISTENT), tuned(3, 112, **PERSISTENT, **NO_TURNS)],
         128: [
-            tuned(2, 128, **persistent),
-            tuned(2, 128, **persistent, **off),
-            tuned(2, 128),
-            tuned(2, 160, **persistent),
-            tuned(2, 160, **persistent, **off),
-            tuned(2, 176, persistent=True),
-            tuned(2, 176),
-            tuned(2, 128, rescale_threshold=0.0, **persistent),
+            tuned(2, 128, **PERSISTENT),
+            tuned(2, 128, **PERSISTENT, **NO_TURNS),
+            tuned(2, 144, **PERSISTENT),
+            tuned(2, 128, rescale_threshold=0.0, **PERSISTENT),
         ],
         192: [
-            tuned(2, 128, **off),
-            tuned(2, 128),
-            tuned(2, 112, **persistent),
-            tuned(2, 112, **persistent, **off),
+            tuned(2, 112, **PERSISTENT, **NO_TURNS),
+            tuned(2, 128, persistent=True, **NO_TURNS),
             tuned(2, 128, persistent=True),
         ],
-        256: [
-            tuned(2, 80),
-            tuned(2, 80, **off),
-            tuned(2, 80, persistent=True),
-            tuned(2, 64, **off),
-            tuned(2, 64, persistent=True, **off),
-        ],
+        256: [tuned(2, 80, persistent=True), tuned(2, 80, persistent=True, **NO_TURNS), tuned(2, 80)],
     }[head_dim]
 
 
 def _masked(head_dim: int) -> list[dict]:
-    """Tiles worth trying for a head_dim with a causal mask, where tiles differ in length."""
-    lpt, off = {"order": "longest_first"}, {"ping_pong": False}
-    two = {"tiles_per_cta": 2, **lpt}
+    """Tiles worth trying with a causal mask, where tiles differ in length; the first is the row of tuning.py."""
     return {
-        64: [
-            tuned(3, 128, **lpt),
-            tuned(3, 128, 3, **lpt),
-            tuned(3, 128, 3, separate_output=True, **two),
-            tuned(3, 128, 3, separate_output=True, **two, **off),
-            tuned(3, 96, 3, **lpt),
-        ],
-        96: [tuned(3, 96, **lpt), tuned(2, 128, **lpt), tuned(2, 160, **lpt), tuned(3, 96, **two)],
+        64: [tuned(3, 128, 3, **LONGEST, **PERSISTENT), tuned(3, 128, **LONGEST)],
+        96: [tuned(3, 96, **LONGEST), tuned(3, 96, **LONGEST, **PERSISTENT), tuned(2, 128, **LONGEST, **PERSISTENT)],
         128: [
-            tuned(2, 128, **lpt),
-            tuned(2, 128, **lpt, **off),
-            tuned(2, 128),
-            tuned(2, 128, separate_output=True, **two),
-            tuned(2, 128, separate_output=True, **lpt, tiles_per_cta=3),
-            tuned(2, 112, separate_output=True, **two),
-            tuned(2, 160, separate_output=True, **two),
-            tuned(2, 176, **lpt),
-            tuned(2, 96, 3, **lpt),
+            tuned(2, 128, **LONGEST, **PERSISTENT),
+            tuned(2, 128, **LONGEST),
+            tuned(2, 128, **LONGEST, **PERSISTENT, **NO_TURNS),
         ],
-        192: [tuned(2, 128, **lpt), tuned(2, 112, **lpt), tuned(2, 128, **two), tuned(2, 128, **lpt, **off)],
-        256: [tuned(2, 64, **lpt, **off), tuned(2, 80, **lpt), tuned(2, 80, **two), tuned(2, 64, **two, **off)],
+        192: [tuned(2, 128, **LONGEST), tuned(2, 112, **LONGEST, **PERSISTENT)],
+        256: [tuned(2, 64, **LONGEST, **NO_TURNS), tuned(2, 80, **LONGEST), tuned(2, 64, **LONGEST)],
     }[head_dim]
 
 
 def _local(head_dim: int) -> list[dict]:
-    """Tiles worth trying with a sliding window of a few blocks."""
-    persistent = {"persistent": True, "separate_output": True}
+    """Tiles worth trying with a sliding window of a few blocks; the first is the row of tuning.py."""
     return {
-        64: [tuned(3, 128), tuned(3, 128, 3, **persistent), tuned(3, 64, 3, **persistent)],
-        96: [tuned(2, 128), tuned(3, 96), tuned(2, 128, **persistent)],
-        128: [
-            tuned(2, 128),
-            tuned(2, 128, **persistent),
-            tuned(2, 96, 3, **persistent),
-            tuned(2, 128, ping_pong=False),
-        ],
-        192: [tuned(2, 128), tuned(2, 96), tuned(2, 96, **persistent)],
-        256: [tuned(2, 64), tuned(2, 64, ping_pong=False), tuned(2, 64, persistent=True)],
+        64: [tuned(3, 128), tuned(3, 128, **PERSISTENT), tuned(3, 96)],
+        96: [tuned(2, 128, **PERSISTENT), tuned(2, 128), tuned(3, 96, **PERSISTENT)],
+        128: [tuned(2, 128, **PERSISTENT), tuned(2, 128), tuned(2, 128, **LONGEST, **PERSISTENT)],
+        192: [tuned(2, 128), tuned(2, 128, persistent=True), tuned(2, 112, **PERSISTENT)],
+        256: [tuned(2, 64, **NO_TURNS), tuned(2, 64, **LONGEST, persistent=True), tuned(2, 80)],
     }[head_dim]
 
 
 def _label(tuning: dict) -> str:
     parts = [f"m{tuning['tile_m']}n{tuning['tile_n']}s{tuning['kv_stages']}"]
     parts += [name for name in ("persistent", "separate_output") if tuning.get(name)]
-    parts += [f"tiles{tuning['tiles_per_cta']}"] if "tiles_per_cta" in tuning else []
     parts += ["noturns"] if not tuning.get("ping_pong", True) else []
     parts += [f"thr{tuning['rescale_threshold']:g}"] if "rescale_threshold" in tuning else []
     parts += [tuning["order"]] if "order" in tuning else []

@@ -1,9 +1,9 @@
 """Attention forward for sm_90a (Hopper): wires the building blocks together, nothing else.
 
-One CTA computes O and LSE for 64 query rows per consumer warpgroup of one head. A copy warp streams blocks of keys and values
-through rings of shared-memory stages, from the last visible block to the first. Within a warpgroup the product Q K^T of the
-next block is issued before P V of the current one, so that the softmax of the next block overlaps P V; between warpgroups a
-token lets one issue its products while the others are at their softmax. P stays in registers.
+One CTA computes O and LSE for 64 query rows per consumer warpgroup of one head. A copy warp streams blocks of keys and
+values through rings of shared-memory stages, from the last visible block to the first. Within a warpgroup the product Q
+K^T of the next block is issued before P V of the current one, so that the softmax of the next block overlaps P V;
+between warpgroups a token lets one issue its products while the others are at their softmax. P stays in registers.
 Source: FlashAttention-3 (arXiv 2407.08608) for the overlap on Hopper, FlashAttention-4 (arXiv 2603.05451) for the rest.
 """
 
@@ -90,8 +90,8 @@ class ForwardSm90:
         tile_m: query rows of a CTA, 64 * consumer_warpgroups. tile_n: keys of a block, a multiple of 16, at most 256.
         kv_stages: stages of K and of V, each.
         consumer_warpgroups: 1 to 3. consumer_registers, producer_registers: see warp_roles.
-        order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
-        tiles_per_cta: tiles of a CTA that is not persistent. Above 1, all but the first tile's start-up is hidden.
+        order: "natural" or "longest_first". persistent: a CTA takes several tiles (natural: as many CTAs as
+            multiprocessors; longest first: longest_first.TILES_PER_CTA tiles each), else one.
         separate_output: O has its own shared memory (the next tile's Q loads during the epilogue), else it reuses Q's.
         ping_pong: consumer warpgroups take turns to issue. rescale_threshold: see softmax.online_softmax.next_step.
     Raises: ValueError for a combination that cannot run.
@@ -115,14 +115,11 @@ class ForwardSm90:
         persistent: bool = False,
         separate_output: bool = False,
         ping_pong: bool = True,
-        tiles_per_cta: int = 1,
         rescale_threshold: float = 8.0,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.tile_n, self.kv_stages = tile_n, kv_stages
         self.order, self.persistent, self.separate_output = order, persistent, separate_output
-        self.tiles_per_cta = tiles_per_cta
-        self.loops = persistent or tiles_per_cta > 1
         self.ping_pong = ping_pong and consumer_warpgroups > 1
         self.rescale_threshold = rescale_threshold
         self.roles = WarpRoles(consumer_warpgroups, consumer_registers, producer_registers)
@@ -131,7 +128,7 @@ class ForwardSm90:
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
     def _smem_layouts(self):
-        """Layouts of Q (one tile per warpgroup), K ring, V ring and O (one tile per warpgroup); the last mode counts tiles."""
+        """Layouts of Q, K, V and O; the last mode counts warpgroups (Q, O) or stages (K, V)."""
         groups, rows = self.roles.consumer_warpgroups, ROWS_PER_WARPGROUP
         scores_shape, output_shape = (rows, self.tile_n, self.head_dim), (rows, self.head_dim_v, self.tile_n)
         return (
@@ -176,9 +173,11 @@ class ForwardSm90:
             seqlen_k=k.shape[1],
             by_group_size=cute.FastDivmodDivisorV2(num_heads_q // num_heads_kv),
         )
-        num_ctas = cute.ceil_div(schedule.num_tiles, self.tiles_per_cta)
-        if const_expr(self.persistent):
+        num_ctas = schedule.num_tiles
+        if const_expr(self.persistent and self.order == NATURAL):
             num_ctas = cutlass.min(schedule.num_tiles, num_sms)
+        elif const_expr(self.persistent):
+            num_ctas = cute.ceil_div(schedule.num_tiles, longest_first.TILES_PER_CTA)
         self.kernel(*loads[0], *loads[1], *loads[2], *store, lse_rows, schedule, problem).launch(
             grid=(num_ctas, 1, 1), block=(self.roles.threads, 1, 1), stream=stream
         )
@@ -255,14 +254,14 @@ class ForwardSm90:
         return (*rings, outputs)
 
     def _num_tiles(self, schedule: Schedule):
-        if not self.loops:
+        if not self.persistent:
             return 1
         return static_persistent.num_tiles_of(arch.block_idx()[0], arch.grid_dim()[0], schedule.num_tiles)
 
     def _tile(self, round_, schedule: Schedule):
         """The tile of this CTA's round `round_`."""
         index = arch.block_idx()[0]
-        if self.loops:
+        if self.persistent:
             index = static_persistent.index_at(round_, index, arch.grid_dim()[0])
         if self.order == LONGEST_FIRST:
             return longest_first.tile_at(
@@ -388,16 +387,17 @@ class ForwardSm90:
         has_begin = self.mask == LOCAL
         self._mask(work, limits, blocks.end - 1, has_begin, True)
         online_softmax.first_step(wgmma.rows_view(work.scores), work.row_max, work.row_sum, work.scale_log2)
+        self._wait_for_keys(work, k_at, blocks.end - 1 > blocks.begin)
         wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
 
         if const_expr(self.mask != FULL):
             for i in cutlass.range(blocks.end - 1 - blocks.inner_end, unroll=1):
-                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.end - 2 - i, has_begin, True)
+                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.end - 2 - i, blocks.begin, has_begin, True)
         for i in cutlass.range(blocks.inner_end - blocks.inner_begin, unroll=1):
-            k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_end - 1 - i, False, False)
+            k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_end - 1 - i, blocks.begin, False, False)
         if const_expr(self.mask == LOCAL):
             for i in cutlass.range(blocks.inner_begin - blocks.begin, unroll=1):
-                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_begin - 1 - i, True, False)
+                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_begin - 1 - i, blocks.begin, True, False)
 
         if const_expr(self.separate_output):
             release(queries, q_at)
@@ -407,9 +407,8 @@ class ForwardSm90:
         release(work.value_ring, v_at)
         return k_at, v_at.next(self.kv_stages)
 
-    def _step(self, work: Consumer, k_at, v_at, limits, block, has_begin: bool, has_end: bool):
-        """Scores of `block` and P V of the block before it (at v_at) overlap; then the softmax of `block` overlaps P V."""
-        wait_full(work.key_ring, k_at)
+    def _step(self, work: Consumer, k_at, v_at, limits, block, begin, has_begin: bool, has_end: bool):
+        """Issues the scores of `block` and P V of the one before (at v_at); the softmax of `block` overlaps P V."""
         if self.ping_pong:
             self._take_turn(work.group)
         self._issue_scores(work, k_at)
@@ -429,11 +428,23 @@ class ForwardSm90:
             has_begin or has_end,
             self.rescale_threshold,
         )
-        online_softmax.rescale_output(wgmma.rows_view(work.output), work.rescale, wgmma.wait_for_all)
-        wgmma.wait_for_all()
+        k_at = k_at.next(self.kv_stages)
+        self._wait_for_keys(work, k_at, block > begin)
+        warpgroup.wait_group(0)
         release(work.value_ring, v_at)
+        online_softmax.rescale_output(wgmma.rows_view(work.output), work.rescale)
         wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
-        return k_at.next(self.kv_stages), v_at.next(self.kv_stages)
+        return k_at, v_at.next(self.kv_stages)
+
+    @cute.jit
+    def _wait_for_keys(self, work: Consumer, k_at, is_needed):
+        """Waits for the keys of the next step, if there is one, between a softmax and the wait for P V.
+
+        Here and not where the keys are read, for the branch: in one straight block ptxas 13 moves the wait for P V up,
+        before the exponentials, and nothing overlaps.
+        """
+        if is_needed:
+            wait_full(work.key_ring, k_at)
 
     def _issue_scores(self, work: Consumer, k_at: Cursor) -> None:
         keys = work.keys[None, None, None, k_at.stage]
@@ -481,7 +492,7 @@ class ForwardSm90:
             wgmma.rows_view(work.output), work.row_max, work.row_sum, lse_values, problem.softmax_scale
         )
         is_storing_warp = arch.warp_idx() % 4 == 0
-        if const_expr(self.loops and self.separate_output):
+        if const_expr(self.persistent and self.separate_output):
             if is_storing_warp:
                 epilogue_store.wait_until_read()
             self._sync_group(work.group)
@@ -495,7 +506,7 @@ class ForwardSm90:
             )
             index = tile.m_block * self.roles.consumer_warpgroups + work.group
             epilogue_store.store_tile(store_o, shared, tiles[None, None, index])
-            if const_expr(not (self.loops and self.separate_output)):
+            if const_expr(not (self.persistent and self.separate_output)):
                 epilogue_store.wait_until_read()
         epilogue_store.store_lse(
             lse[None, tile.head, tile.batch], lse_values, self._first_row(work, tile), problem.seqlen_q, work.thread

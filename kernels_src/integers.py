@@ -1,10 +1,11 @@
 """Integer operations that mean the same on the host and in device code.
 
-A building block whose logic is integers (block ranges, tile orders) is written once with these and runs both as ordinary
-Python, where its tests are, and traced into a kernel. Not for floating point.
+A building block whose logic is integers (block ranges, tile orders) is written once with these and runs both as
+ordinary Python, where its tests are, and traced into a kernel. Not for floating point.
 
 Contract: both operands of one call are Python integers, or at least one is a device integer. `//` and `divmod` need no
-wrapper: device `Int32 //` is floor division like Python's, and `divmod` with a `FastDivmodDivisorV2` needs a dividend >= 0.
+wrapper: device `Int32 //` is floor division like Python's, and `divmod` with a `FastDivmodDivisorV2` needs a dividend
+>= 0.
 """
 
 

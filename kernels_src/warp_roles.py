@@ -1,6 +1,7 @@
 """Which warps of a CTA do what, and how many registers each role gets.
 
-Warpgroup 0 copies (its first warp issues every TMA load, the other three idle); warpgroups 1.. compute, 64 query rows each.
+Warpgroup 0 copies (its first warp issues every TMA load, the other three idle); warpgroups 1.. compute, 64 query rows
+each.
 """
 
 from typing import NamedTuple

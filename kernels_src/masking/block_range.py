@@ -1,7 +1,7 @@
 """Which blocks of keys a tile of queries visits, and which of them need a mask.
 
-A tile walks its blocks from the last to the first. Blocks in the middle lie inside the visible region of every row of the
-tile and need no comparison at all. Integers only: runs on the host and in a kernel.
+A tile walks its blocks from the last to the first. Blocks in the middle lie inside the visible region of every row of
+the tile and need no comparison at all. Integers only: runs on the host and in a kernel.
 """
 
 from typing import NamedTuple
@@ -34,8 +34,8 @@ def block_range(m_block, *, tile_m, tile_n, seqlen_q, seqlen_k, mask, window_lef
         seqlen_q, seqlen_k: at least 1.
         mask: "full", "causal" or "local"; compile-time.
         window_left, window_right: read by "local" only; domain as in masking.sliding_window.
-    Returns: a BlockRange. A tile that sees no key at all still gets one block (masked to nothing), so that a kernel needs
-        no second path: the row sums come out as 0 and the epilogue writes O = 0, LSE = -inf.
+    Returns: a BlockRange. A tile that sees no key at all still gets one block (masked to nothing), so that a kernel
+        needs no second path: the row sums come out as 0 and the epilogue writes O = 0, LSE = -inf.
     Cost: about 20 integer instructions a tile. Source: visibility rule of docs/formats.md section 1.
     """
     num_blocks = ceil_div(seqlen_k, tile_n)

@@ -1,4 +1,4 @@
-"""Causal visibility, aligned to the bottom right corner of the score matrix. Rows only; which blocks need it: block_range."""
+"""Causal visibility, aligned to the bottom right corner of the scores. Rows only; for blocks see block_range."""
 
 
 def visible_end(row, seqlen_q, seqlen_k):

@@ -1,7 +1,7 @@
 """Sliding-window visibility, aligned to the bottom right corner. Rows only; which blocks need it: block_range.
 
-Contract: |window| <= 2**30 and seqlen_q + seqlen_k <= 2**30, so that no sum overflows 32 bits. Negative windows are real
-offsets (`window_right = -3`: only keys at least three before the diagonal).
+Contract: |window| <= 2**30 and seqlen_q + seqlen_k <= 2**30, so that no sum overflows 32 bits. Negative windows are
+real offsets (`window_right = -3`: only keys at least three before the diagonal).
 """
 
 from kernels_src.integers import minimum

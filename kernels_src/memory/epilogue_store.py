@@ -29,7 +29,10 @@ def write_tile(mma, output, shared, dtype, thread):
 
 @cute.jit
 def store_tile(atom, shared, destination):
-    """Starts the store of a tile. Contract: one whole, converged warp, and the same warp waits before the tile is reused."""
+    """Starts the store of a tile.
+
+    Contract: one whole, converged warp; the same warp waits before the tile is reused.
+    """
     source, target = cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(destination, 0, 2)
     )
@@ -40,7 +43,7 @@ def store_tile(atom, shared, destination):
 
 @cute.jit
 def wait_until_read():
-    """Blocks until this warp's stores have read their shared memory. Bulk groups belong to a thread: the elected one."""
+    """Blocks until this warp's stores have read their shared memory. (The elected thread owns the bulk groups.)"""
     with arch.elect_one():
         arch.cp_async_bulk_wait_group(0, read=True)
 

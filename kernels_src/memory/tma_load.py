@@ -1,7 +1,7 @@
 """Copies of tiles from global to shared memory by the tensor memory accelerator (TMA).
 
-A tensor map describes a tensor as (head_dim, seqlen, heads, batch) with arbitrary 16-byte strides; rows beyond the sequence
-arrive as zeros, so no bounds check and no stale data. Completion is counted in bytes on an mbarrier.
+A tensor map describes a tensor as (head_dim, seqlen, heads, batch) with arbitrary 16-byte strides; rows beyond the
+sequence arrive as zeros, so no bounds check and no stale data. Completion is counted in bytes on an mbarrier.
 """
 
 import cutlass.cute as cute
@@ -29,5 +29,5 @@ def expect_bytes(barrier, num_bytes):
 
 
 def start_load(atom, source, destination, barrier):
-    """Starts the copy of one tile. Contract: called by one whole, converged warp (one lane is elected inside the copy)."""
+    """Starts the copy of one tile. Contract: called by one whole, converged warp (the copy elects a lane)."""
     cute.copy(atom, source, destination, tma_bar_ptr=barrier)

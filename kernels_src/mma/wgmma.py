@@ -1,7 +1,8 @@
 """Warpgroup matrix instructions of sm_90a: shapes, register layouts, and issuing a product.
 
-One consumer warpgroup computes 64 rows: S (64, tile_n) = Q K^T with both operands in shared memory, then O (64, head_dim_v)
-+= P V with P in registers. Every accumulator element has a place given by the two functions below; masks and LSE use them.
+One consumer warpgroup computes 64 rows: S (64, tile_n) = Q K^T with both operands in shared memory, then O (64,
+head_dim_v) += P V with P in registers. Every accumulator element has a place given by the two functions below; masks
+and LSE use them.
 """
 
 import cutlass
@@ -63,7 +64,7 @@ def output_mma(dtype, head_dim_v: int):
 
 
 def rows_view(accumulator):
-    """An accumulator seen as (2 rows, columns of this thread): element (r, i) is row + 8 r, column + column_offset(i)."""
+    """An accumulator as (2 rows, columns of this thread): (r, i) is row + 8 r, column + column_offset(i)."""
     columns = cute.size(accumulator) // 2
     layout = cute.make_layout((2, (2, columns // 2)), stride=(2, (1, 4)))
     return cute.make_tensor(accumulator.iterator, layout)
@@ -72,7 +73,8 @@ def rows_view(accumulator):
 def issue_scores(mma_first, mma_rest, scores, queries, keys):
     """Starts S = Q K^T (asynchronous) as one commit group.
 
-    Args: queries, keys: descriptor fragments (.., .., head_dim / 16) of one stage. `mma_first` overwrites, `mma_rest` adds.
+    Args: queries, keys: descriptor fragments (.., .., head_dim / 16) of one stage. `mma_first` overwrites, `mma_rest`
+    adds.
     Contract: the whole warpgroup calls it; `scores` is not touched before a wait that covers the group.
     """
     warpgroup.fence()
@@ -83,7 +85,7 @@ def issue_scores(mma_first, mma_rest, scores, queries, keys):
 
 
 def issue_output(mma, output, probabilities, values):
-    """Starts O += P V (asynchronous) as one commit group; `probabilities` are registers and stay untouched until its end."""
+    """Starts O += P V (asynchronous) as one commit group. P is in registers, untouched until the group ends."""
     warpgroup.fence()
     for k in range(cute.size(probabilities, mode=[2])):
         cute.gemm(mma, output, probabilities[None, None, k], values[None, None, k], output)
@@ -93,17 +95,12 @@ def issue_output(mma, output, probabilities, values):
 def round_to_operand(accumulator, operand, dtype) -> None:
     """Rounds a float32 accumulator to 16 bits, to be the A operand of a next product.
 
-    The accumulator's elements have, pair for pair and in order, the places of a 16-bit A operand, so nothing moves between
-    threads. The conversions are volatile assembly to hold their place: LLVM would otherwise sink them past the product that
-    overwrites the accumulator, and both copies would be live (seen as spills with dsl 4.8.1).
+    The accumulator's elements have, pair for pair and in order, the places of a 16-bit A operand, so nothing moves
+    between threads. The conversions are volatile assembly to hold their place: LLVM would otherwise sink them past the
+    product that overwrites the accumulator, and both copies would be live (seen as spills with dsl 4.8.1).
     """
     packed = cute.recast_tensor(operand, cutlass.Int32)
     code = f"cvt.rn.{'bf16' if dtype is cutlass.BFloat16 else 'f16'}x2.f32 {{$w0}}, {{$r0}}, {{$r1}};"
     for i in range(cute.size(packed)):
         pair = [accumulator[2 * i + 1], accumulator[2 * i]]
         packed[i] = arch.inline_ptx(code, write_only_types=[cutlass.Int32], read_only_args=pair)
-
-
-def wait_for_all() -> None:
-    """Blocks until every product this warpgroup has started is in registers."""
-    warpgroup.wait_group(0)

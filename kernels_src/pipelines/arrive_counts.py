@@ -21,8 +21,8 @@ class ForwardArriveCounts(NamedTuple):
 def forward_arrive_counts(consumer_warpgroups: int) -> ForwardArriveCounts:
     """Counts for `consumer_warpgroups` (1 to 3) consumers and one copy warp.
 
-    Every consumer warp reads a stage through its own part of the warpgroup's matrix instructions and waits for those alone,
-    so the stage is free only after an arrival of each warp.
+    Every consumer warp reads a stage through its own part of the warpgroup's matrix instructions and waits for those
+    alone, so the stage is free only after an arrival of each warp.
     """
     return ForwardArriveCounts(
         tile_full=1,

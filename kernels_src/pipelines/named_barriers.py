@@ -1,8 +1,8 @@
 """Numbers of the 16 hardware barriers of a CTA, and the order in which consumer warpgroups take turns.
 
-Ping-pong: one group issues its two matrix products while the others run their softmax, so matrix and exponential units are
-busy at the same time. The right to issue is a token that travels round the groups: a group waits at its own barrier, and
-arriving at a barrier hands the token to that barrier's group.
+Ping-pong: one group issues its two matrix products while the others run their softmax, so matrix and exponential units
+are busy at the same time. The right to issue is a token that travels round the groups: a group waits at its own
+barrier, and arriving at a barrier hands the token to that barrier's group.
 """
 
 CTA = 0  # bar.sync 0: everything in the CTA

@@ -1,8 +1,8 @@
 """A ring of shared-memory stages between the copy warp and the consumer warpgroups.
 
-Each stage has a full barrier (completed by the copy's bytes) and an empty barrier (completed by one lane of every consumer
-warp). A cursor is a place in the ring and the parity of the pass over it: readers wait for full with that parity, the writer
-for empty with the opposite one, which passes at once on the first pass.
+Each stage has a full barrier (completed by the copy's bytes) and an empty barrier (completed by one lane of every
+consumer warp). A cursor is a place in the ring and the parity of the pass over it: readers wait for full with that
+parity, the writer for empty with the opposite one, which passes at once on the first pass.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Tiles in natural order: query tiles fastest, then heads, then sequences.
 
-CTAs that run together then read the keys and values of one head, which stay in L2. For masks that give every tile about the
-same work; otherwise longest_first.
+CTAs that run together then read the keys and values of one head, which stay in L2. For masks that give every tile about
+the same work; otherwise longest_first.
 """
 
 from kernels_src.scheduling.work_tile import WorkTile, decode_head

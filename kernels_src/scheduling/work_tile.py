@@ -15,6 +15,6 @@ class WorkTile(NamedTuple):
 
 
 def decode_head(head_batch, num_heads) -> tuple:
-    """(head, batch) of a flat index that counts heads fastest. `num_heads`: an int, or a fast divisor in device code."""
+    """(head, batch) of a flat index that counts heads fastest. `num_heads`: an int or a fast divisor."""
     batch, head = divmod(head_batch, num_heads)
     return head, batch

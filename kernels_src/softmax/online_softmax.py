@@ -1,8 +1,8 @@
 """Online softmax over blocks of keys, for accumulators that sit in the registers of a warpgroup.
 
-A row is spread over four neighbouring threads. The running maximum is reduced over them at every block, the running sum only
-once at the end, since all four scale by the same factor. Scores are raw products q.k; the scale is folded into the exponent:
-p = 2^(s * scale_log2 - m * scale_log2), one fused multiply-add and one exponential an element.
+A row is spread over four neighbouring threads. The running maximum is reduced over them at every block, the running sum
+only once at the end, since all four scale by the same factor. Scores are raw products q.k; the scale is folded into the
+exponent: p = 2^(s * scale_log2 - m * scale_log2), one fused multiply-add and one exponential an element.
 
 Contract: scale_log2 > 0. Scores are finite or -inf. A row whose scores so far are all -inf has maximum -inf, sum 0 and
 probabilities 0 (never inf - inf).
@@ -104,15 +104,9 @@ def next_step(
 
 
 @cute.jit
-def rescale_output(output_rows, rescale, wait_for_output: cutlass.Constexpr):
-    """Multiplies O by the factors of next_step in warps where one differs from 1; `wait_for_output()` runs first there.
-
-    Contract: the call leaves O possibly unfinished where nothing was rescaled; the caller waits as well. (The branch then
-    lies between the exponentials and that wait. In one straight block ptxas 13 moves the wait up, before the exponentials,
-    and P V no longer overlaps the softmax.)
-    """
+def rescale_output(output_rows, rescale):
+    """Multiplies O by the factors of next_step, in warps where one of them differs from 1."""
     if arch.vote_any_sync((rescale[0] != 1.0) | (rescale[1] != 1.0)):
-        wait_for_output()
         for r in cutlass.range_constexpr(2):
             for i in cutlass.range_constexpr(cute.size(output_rows, mode=[1])):
                 output_rows[r, i] = output_rows[r, i] * rescale[r]
