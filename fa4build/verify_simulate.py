@@ -175,13 +175,13 @@ def _summary(request: Request, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def prove_case(
-    variant: Variant, request: Request, plan: LaunchPlan, case: Case, seed: int
+    variant: Variant, request: Request, plan: LaunchPlan, case: Case, seed: int, runs: tuple[Run, ...] = RUNS
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """All runs of one case: a row of figures (`ratio` <= 1 is within the bound), and what is wrong."""
+    """Runs of one case, to the first bad one: a row of figures (`ratio` <= 1 is within the bound), and what is wrong."""
     drawn = draw_inputs(case, variant.head_dim, variant.head_dim_v, seed)
     row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
     first: _Outputs | None = None
-    for run in RUNS:
+    for run in runs:
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
         try:
             outputs = _execute(variant, request, plan, case, drawn, run, seed)
@@ -196,7 +196,7 @@ def prove_case(
             faults += wrong
         elif not (np.array_equal(first.out, outputs.out) and np.array_equal(first.lse, outputs.lse)):
             faults.append(
-                f"other bits than in the {RUNS[0].schedule} schedule, first at {_first_difference(first, outputs)}"
+                f"other bits than in the {runs[0].schedule} schedule, first at {_first_difference(first, outputs)}"
             )
         if faults:
             return row, tuple(f"{where}: {fault}" for fault in faults)

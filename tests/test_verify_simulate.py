@@ -1,0 +1,198 @@
+"""Contract of fa4build.verify_simulate, apart from running kernels (tests/end_to_end/test_verify.py).
+
+A proof holds as long as nothing it depends on has changed: kernel, plan, cases, schedules, seeds, simulator. Tensors
+lie compact, where the simulator stops every stray access, or padded, where a changed byte outside an output shows;
+their values are the variant's dtype exactly. What is wrong with outputs is said with the place.
+"""
+
+import numpy as np
+import pytest
+
+from fa4build import verify_simulate
+from fa4build.acceptance import Case, draw_inputs, reference, round_to, window_of
+from fa4build.errors import SimulationError
+from fa4build.variants import parse_variant
+from fa4build.verify_simulate import (
+    POISON,
+    RUNS,
+    _first_difference,
+    _judge,
+    _memory_faults,
+    _Outputs,
+    _poisoned,
+    from_bits,
+    request_for,
+    simulator_sha256,
+    softmax_scale,
+    to_bits,
+)
+
+VARIANT = parse_variant("fwd-sm90a-bf16-hd64-causal")
+SMALL = Case(name="small", seqlen_q=5, seqlen_k=7, num_heads_q=2, num_heads_kv=1)
+
+
+def request(**changes: object):
+    """A request of a made-up kernel."""
+    given = {"ptx": "ptx", "plan": "plan", "registers": 168, "seeds": (1,), **changes}
+    return request_for(given.pop("variant", VARIANT), **given)
+
+
+def test_equal_requests_have_equal_digests():
+    """So that an unchanged kernel is not simulated twice."""
+    assert request().sha256 == request().sha256
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"ptx": "other"}, id="kernel"),
+        pytest.param({"plan": "other"}, id="plan"),
+        pytest.param({"registers": 128}, id="registers"),
+        pytest.param({"seeds": (1, 2)}, id="seeds"),
+        pytest.param({"variant": parse_variant("fwd-sm90a-bf16-hd64-local")}, id="cases"),
+    ],
+)
+def test_everything_the_outcome_depends_on_changes_the_digest(change):
+    """One at a time."""
+    assert request(**change).sha256 != request().sha256
+
+
+def test_other_schedules_and_another_simulator_change_the_digest(monkeypatch):
+    """An old proof does not vouch for a check that did not exist."""
+    before = request().sha256
+    monkeypatch.setattr(verify_simulate, "RUNS", RUNS[:1])
+    fewer = request().sha256
+    monkeypatch.setattr(verify_simulate, "simulator_sha256", lambda: "another")
+
+    assert len({before, fewer, request().sha256}) == 3
+
+
+def test_the_simulator_digest_covers_its_sources():
+    """64 hexadecimal digits, the same each time."""
+    assert len(simulator_sha256()) == 64
+    assert simulator_sha256() == simulator_sha256()
+
+
+def test_a_variant_without_acceptance_cases_is_refused_with_what_to_do():
+    """fp8 has no cases yet."""
+    with pytest.raises(SimulationError, match=r"fwd-sm100a-e4m3-hd128-full.*--static"):
+        request(variant=parse_variant("fwd-sm100a-e4m3-hd128-full"))
+
+
+def test_the_runs_differ_in_all_that_must_not_matter():
+    """In order and compact first; then adversarial, padded, with few multiprocessors, warps apart."""
+    assert (RUNS[0].schedule, RUNS[0].padded) == ("eager", False)
+    assert {run.schedule for run in RUNS} == {"eager", "late", "random"}
+    assert any(run.padded for run in RUNS)
+    assert any(run.by_warp for run in RUNS)
+    assert len({run.num_sms for run in RUNS}) == len(RUNS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_bits_are_the_rounded_values(dtype):
+    """There and back is rounding, nothing more."""
+    x = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+
+    assert to_bits(x, dtype).dtype == np.uint16
+    assert np.array_equal(from_bits(to_bits(x, dtype), dtype), round_to(x, dtype))
+
+
+def test_poison_is_a_nan_in_every_dtype():
+    """An unwritten output cannot pass for a number."""
+    bits = np.array([POISON], np.uint16)
+
+    assert np.isnan(from_bits(bits, "bf16")).all()
+    assert np.isnan(from_bits(bits, "fp16")).all()
+    assert np.isnan(np.array([POISON << 16 | POISON], np.uint32).view(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2, 5, 3, 64), np.uint16), ((2, 5, 3, 40), np.uint16), ((2, 3, 5), np.uint32)]
+)
+def test_padded_tensors_keep_the_contract_of_the_kernel(shape, dtype):
+    """Last stride 1, other strides multiples of 16 bytes, a gap behind every row and every head."""
+    buffer = _poisoned(shape, dtype, True)
+
+    assert buffer.view.shape == shape
+    assert buffer.view.strides[-1] == buffer.view.itemsize
+    assert all(stride % 16 == 0 for stride in buffer.view.strides[:-1])
+    assert all(outer > inner for outer, inner in zip(buffer.whole.shape[1:], shape[1:], strict=True))
+
+
+def test_compact_tensors_have_nothing_around_them():
+    """So that the simulator's bounds are the tensor's."""
+    buffer = _poisoned((2, 3, 4, 64), np.uint16, False)
+
+    assert buffer.whole.shape == buffer.view.shape
+    assert buffer.view.base is buffer.whole
+
+
+def test_a_write_outside_an_output_or_into_an_input_is_found_with_its_place():
+    """One element in the gap behind a row of out; one of q."""
+    buffers = {"q": _poisoned((1, 2, 1, 8), np.uint16, True), "out": _poisoned((1, 2, 1, 8), np.uint16, True)}
+    before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
+    buffers["out"].view[0, 1, 0, 3] = 1  # its own element: what it is for
+    assert list(_memory_faults(buffers, before)) == []
+
+    buffers["out"].whole[0, 1, 0, 8] = 1
+    buffers["q"].view[0, 0, 0, 2] = 1
+
+    assert list(_memory_faults(buffers, before)) == [
+        "wrote into q: 1 elements, first at index (0, 0, 0, 2) of (1, 3, 2, 16)",
+        "wrote outside out: 1 elements, first at index (0, 1, 0, 8) of (1, 3, 2, 16)",
+    ]
+
+
+def right_outputs() -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+    """Inputs of SMALL, and the bits of out and lse that the float64 reference gives."""
+    drawn = draw_inputs(SMALL, 64, 64, 1)
+    rounded = [round_to(x, "bf16") for x in drawn]
+    out, lse = reference(*rounded, softmax_scale(VARIANT), window_of(SMALL, "causal"))
+    return drawn, to_bits(out.astype(np.float32), "bf16"), lse.astype(np.float32).view(np.uint32)
+
+
+def outputs_of(out: np.ndarray, lse: np.ndarray) -> _Outputs:
+    """Outputs of a run without faults in memory."""
+    return _Outputs(out=out, lse=lse, warp_instructions=0, notes=(), faults=())
+
+
+def test_right_outputs_pass():
+    """The reference, rounded, is within its own bound."""
+    drawn, out, lse = right_outputs()
+    ratio, lse_error, wrong = _judge(VARIANT, SMALL, drawn, outputs_of(out, lse))
+
+    assert wrong == []
+    assert 0 < ratio <= 1
+    assert lse_error < 1e-6
+
+
+def test_wrong_outputs_are_told_with_the_place_of_the_worst():
+    """One element replaced by 4, one lse off by 1e-3."""
+    drawn, out, lse = right_outputs()
+    out[0, 3, 1, 7] = 0x4080  # 4.0
+    lse.view(np.float32)[0, 1, 2] *= 1.001
+    _, _, wrong = _judge(VARIANT, SMALL, drawn, outputs_of(out, lse))
+
+    assert "at (batch, query, head, column) (0, 3, 1, 7)" in wrong[0]
+    assert "lse is off by" in wrong[1]
+
+
+def test_an_unwritten_row_is_told_as_such():
+    """NaN where the kernel did not write."""
+    drawn, out, lse = right_outputs()
+    out[0, 4] = POISON
+    ratio, _, wrong = _judge(VARIANT, SMALL, drawn, outputs_of(out, lse))
+
+    assert ratio == float("inf")
+    assert wrong == ["NaN or unwritten in 2 rows of out, first at (batch, query, head) (0, 4, 0)"]
+
+
+def test_the_first_different_bit_of_two_runs_is_named():
+    """out before lse."""
+    _, out, lse = right_outputs()
+    other = out.copy()
+    other[0, 2, 1, 5] ^= 1
+
+    assert _first_difference(outputs_of(out, lse), outputs_of(other, lse)) == (
+        "out (batch, query, head, column) (0, 2, 1, 5), 1 in all"
+    )
