@@ -9,7 +9,7 @@ from fa4build.simulate.gang import WARP
 from fa4build.simulate.memory import RANK_SHIFT
 from fa4build.simulate.opcodes import fused, system
 from fa4build.simulate.ptx.instructions import Imm
-from fa4build.simulate.system import Wait, active_lanes, active_warps, uniform
+from fa4build.simulate.system import Wait, active_lanes, active_warps
 
 _POISON = 0xC1
 
@@ -49,10 +49,16 @@ def one_thread(b, g, mask) -> int:
     return int(lanes[0])
 
 
-def observe_issue(b, g, mask, op: AsyncOp, reads=(), writes=(), barrier=None, kind="async") -> None:
-    """Tells the hazard observer what an operation will read and write: (space, owner, 16-byte units) each."""
+def observe_issue(b, g, warp, op: AsyncOp, channel, reads=(), writes=()) -> None:
+    """Tells the hazard observer what an operation will touch.
+
+    Args:
+        warp: the issuing warp.
+        channel: what its completion is seen through: an mbarrier, or a name (`bulk`, `cp.async`, `wgmma`, `mma`).
+        reads, writes: ("smem", CTA, 16-byte units), ("tmem", CTA, (lane, lanes, column, columns)), or global ranges.
+    """
     if g.cta.observer is not None:
-        g.cta.observer.issue(g, mask, op, reads, writes, barrier, kind, b.site)
+        g.cta.observer.issue(g, warp, op, channel, reads, writes, b.site)
 
 
 def units(offset: int, size: int) -> np.ndarray:
@@ -94,8 +100,7 @@ def _submit_copy(b, g, warp, targets, sources, counts, size: int) -> None:
 
     op = AsyncOp(f"cp.async at line {b.line}", [copy])
     warp.copy_open.append(op)
-    if cta.observer is not None:
-        cta.observer.issue(g, None, op, (), [("smem", cta, np.unique(targets // 16))], None, "cp.async", b.site)
+    observe_issue(b, g, warp, op, "cp.async", (), [("smem", cta, np.unique(targets // 16))])
     cta.cluster.engine.submit(op, ("cp.async", id(cta), warp.index))
 
 
@@ -162,14 +167,15 @@ def _cp_arrive(b, ins, match):
 def _submit_arrival(b, g, warp, barrier, count: int, increments: bool) -> None:
     if increments:
         barrier.pending += count
-    before = [op for group in [*warp.copy_groups, warp.copy_open] for op in group]
+    observer = g.cta.observer
+    clock = None if observer is None else observer.copies_so_far(warp)
 
     def arrive() -> None:
+        if observer is not None:
+            observer.deferred_arrive(barrier, clock)
         barrier.arrive(count, f"cp.async of warp {warp.index} at line {b.line}")
 
     op = AsyncOp(f"cp.async arrival at line {b.line}", [arrive])
-    if g.cta.observer is not None:
-        g.cta.observer.deferred_arrive(g, warp, barrier, before, b.site)
     g.cta.cluster.engine.submit(op, ("cp.async", id(g.cta), warp.index))
 
 
@@ -194,7 +200,7 @@ def _bulk_load(b, ins, match):
     return run
 
 
-def _submit_load(b, g, mask, cta, offset: int, target, fetch, barrier, reads=()) -> None:
+def _submit_load(b, g, lane: int, cta, offset: int, target, fetch, barrier, reads=()) -> None:
     size = len(target)
 
     def copy() -> None:
@@ -204,7 +210,7 @@ def _submit_load(b, g, mask, cta, offset: int, target, fetch, barrier, reads=())
     if cta.cluster.engine.schedule != "eager":
         target[:] = _POISON
     op = AsyncOp(f"bulk copy of {size} bytes at line {b.line}", [copy])
-    observe_issue(b, g, mask, op, reads, [("smem", cta, units(offset, size))], barrier)
+    observe_issue(b, g, g.warps[lane // WARP], op, barrier, reads, [("smem", cta, units(offset, size))])
     cta.cluster.engine.submit(op)
 
 
@@ -227,7 +233,7 @@ def _bulk_push(b, ins, match):
         start = origin & 0xFFFFFF
         data = shared_span(b, g.cta, start, size, "bulk push source")
         target = shared_span(b, cta, offset, size, "bulk push")
-        _submit_load(b, g, mask, cta, offset, target, lambda: data, barrier, [("smem", g.cta, units(start, size))])
+        _submit_load(b, g, lane, cta, offset, target, lambda: data, barrier, [("smem", g.cta, units(start, size))])
 
     return run
 
@@ -256,7 +262,15 @@ def _bulk_out(b, ins, reduces: bool):
             address, origin, size = int(to(g)[lane]), int(source(g)[lane]) & 0xFFFFFF, int(count(g)[lane])
             require_bulk_alignment(b, address, origin, size)
             op = _out_operation(b, g, address, origin, size, reduces)
-            observe_issue(b, g, mask, op, [("smem", g.cta, units(origin, size))], [("gmem", reduces, (address, size))])
+            observe_issue(
+                b,
+                g,
+                g.warps[lane // WARP],
+                op,
+                "bulk",
+                [("smem", g.cta, units(origin, size))],
+                [("gmem", address, size)],
+            )
             add_to_bulk(g, mask, op, [lane])
             g.cta.cluster.engine.submit(op)
 
@@ -333,7 +347,7 @@ def _st_async(b, ins, match):
             cta, offset = target_cta(b, g, int(to(g)[lane]))
             data = np.array([v(g)[lane] for v in values], f"u{size}").view(np.uint8)
             target = shared_span(b, cta, offset, len(data), "st.async")
-            _submit_load(b, g, mask, cta, offset, target, lambda d=data: d, find_mbarrier(g.cta, int(bar(g)[lane])))
+            _submit_load(b, g, lane, cta, offset, target, lambda d=data: d, find_mbarrier(g.cta, int(bar(g)[lane])))
 
     return run
 
@@ -341,8 +355,3 @@ def _st_async(b, ins, match):
 @fused(r"cp\.async\.bulk\.prefetch\.[\w.:]+")
 def _bulk_prefetch(e, ins, match) -> None:
     """A hint."""
-
-
-def uniform_int(b, g, mask, array, what: str) -> int:
-    """The common value of the active lanes of an operand."""
-    return uniform(array, mask, f"{what} of {b.ins.opcode}")

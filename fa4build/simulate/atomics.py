@@ -8,6 +8,7 @@ import numpy as np
 from fa4build.simulate import float_formats as ff
 from fa4build.simulate.opcodes import system
 from fa4build.simulate.ptx.instructions import Address
+from fa4build.simulate.registers import DTYPES
 from fa4build.simulate.system import active_lanes
 
 _ORDER = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
@@ -59,7 +60,7 @@ def _atomic(b, ins, match):
         lanes = active_lanes(g, mask)
         if observer is not None:
             observer.atomic(g, mask, a[lanes], order, is_global, b.site)
-        results = np.zeros(g.lanes, width)
+        results = np.zeros(g.lanes, DTYPES[width])
         for lane in lanes.tolist():
             view, index = _word(b, g, int(a[lane]), int(kind[1:]) // 8, is_global)
             old = int(view[index])

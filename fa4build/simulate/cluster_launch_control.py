@@ -8,6 +8,7 @@ import numpy as np
 from fa4build.simulate.async_copies import observe_issue, one_thread, shared_span, units
 from fa4build.simulate.barriers import find_mbarrier
 from fa4build.simulate.engine import AsyncOp
+from fa4build.simulate.gang import WARP
 from fa4build.simulate.opcodes import fused, system
 
 
@@ -43,12 +44,14 @@ def _try_cancel(b, ins, match):
         cluster.claim_failed = claimed is None
         response = np.array([claimed is not None, *(claimed or (0, 0, 0))], np.uint32).view(np.uint8)
         for cta in cluster.ctas if match[1] else [g.cta]:
-            _respond(b, g, mask, cta, offset, find_mbarrier(cta, cta.rank << 24 | barrier_offset), response)
+            _respond(
+                b, g, g.warps[lane // WARP], cta, offset, find_mbarrier(cta, cta.rank << 24 | barrier_offset), response
+            )
 
     return run
 
 
-def _respond(b, g, mask, cta, offset: int, barrier, response) -> None:
+def _respond(b, g, warp, cta, offset: int, barrier, response) -> None:
     target = shared_span(b, cta, offset, 16, "clusterlaunchcontrol response")
 
     def write() -> None:
@@ -56,7 +59,7 @@ def _respond(b, g, mask, cta, offset: int, barrier, response) -> None:
         barrier.complete_bytes(16, f"clusterlaunchcontrol at line {b.line}")
 
     op = AsyncOp(f"clusterlaunchcontrol response at line {b.line}", [write])
-    observe_issue(b, g, mask, op, (), [("smem", cta, units(offset, 16))], barrier)
+    observe_issue(b, g, warp, op, barrier, (), [("smem", cta, units(offset, 16))])
     cta.cluster.engine.submit(op)
 
 

@@ -11,11 +11,12 @@ _GAP = 1 << 32  # far larger than any wrong index: a stray address never lands i
 class Buffer:
     """`data`: u8 array; `views[size]`: the same bytes as unsigned integers of `size` bytes."""
 
-    __slots__ = ("base", "data", "name", "read_only", "size", "views")
+    __slots__ = ("base", "data", "name", "read_only", "size", "views", "written")
 
     def __init__(self, name: str, base: int, data: np.ndarray, read_only: bool):
         self.name, self.base, self.data, self.read_only = name, base, data, read_only
         self.size = len(data)
+        self.written: np.ndarray | None = None  # per 4 bytes, for buffers that start out unwritten
         self.views = {1: data}
         for size in (2, 4, 8):
             usable = self.size // size * size
@@ -30,6 +31,7 @@ class GlobalMemory:
         self._next = _FIRST_ADDRESS
         self._last: Buffer | None = None
         self._roots: dict[int, int] = {}
+        self.has_unwritten = False
 
     def add(self, name: str, array: np.ndarray, *, read_only: bool = False) -> int:
         """Makes an array visible to kernels.
@@ -47,6 +49,12 @@ class GlobalMemory:
         self.buffers.append(buffer)
         self._next += (len(data) + _GAP) // 256 * 256
         return buffer.base
+
+    def mark_unwritten(self, address: int) -> None:
+        """The buffer at an address holds nothing yet: reading it before the kernel writes it is an error when checks are on."""
+        buffer = self.find(address, 1, "mark")
+        buffer.written = np.zeros((buffer.size + 3) // 4, bool)
+        self.has_unwritten = True
 
     def add_view(self, name: str, array: np.ndarray) -> int:
         """Makes the memory behind an array visible and returns the address of its first element.

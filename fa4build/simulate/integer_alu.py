@@ -102,6 +102,14 @@ def _min_max(e, ins, match) -> None:
     e.dst(d, kind, f"np.{match[1]}imum({e.src(a, kind)}, {e.src(b, kind)})")
 
 
+@fused(r"(min|max)\.relu\.s32")
+def _min_max_relu(e, ins, match) -> None:
+    """The result is clamped at 0 from below."""
+    d, a, b = ins.operands
+    inner = f"np.{match[1]}imum({e.src(a, 's32')}, {e.src(b, 's32')})"
+    e.dst(d, "s32", f"np.maximum({inner}, {e.const(0, 's32')})")
+
+
 @fused(r"(neg|abs)\.(s16|s32|s64)")
 def _neg(e, ins, match) -> None:
     d, a = ins.operands

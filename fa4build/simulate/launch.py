@@ -89,7 +89,9 @@ def run_launch(
             engine = Engine(schedule, seed + index)
             clusters.append(Cluster(launch, program, module, memory, engine, observer, work, index, origin))
             index += 1
-        scheduler = Scheduler(clusters, schedule=schedule, seed=seed + index, limit=INSTRUCTION_LIMIT, kernel=launch.kernel)
+        scheduler = Scheduler(
+            clusters, schedule=schedule, seed=seed + index, limit=INSTRUCTION_LIMIT, kernel=launch.kernel
+        )
         scheduler.run()
         _finish(launch, clusters, observer)
         instructions += scheduler.warp_instructions

@@ -55,6 +55,7 @@ class Cta:
         self.shared = _views(np.full(self.shared_limit, 0xC1, np.uint8))
         self.shared[2][:] = 0x7FC1  # NaN in bf16 and, twice, in f32
         self.mbarriers: dict = {}
+        self.named_clocks: dict = {}
         self.named = [NamedBarrier(i) for i in range(16)]
         self.tmem = None
         threads = launch.block[0] * launch.block[1] * launch.block[2]
@@ -162,12 +163,22 @@ class Cluster:
     """CTAs that run together. `parameters`: the kernel's parameter block."""
 
     def __init__(
-        self, launch, program, module, memory, engine, observer, grid_work, index: int, first_ctaid: tuple[int, int, int]
+        self,
+        launch,
+        program,
+        module,
+        memory,
+        engine,
+        observer,
+        grid_work,
+        index: int,
+        first_ctaid: tuple[int, int, int],
     ):
         self.memory, self.engine, self.observer, self.module, self.index = memory, engine, observer, module, index
         self.parameters, self.shared_names = launch.parameters, launch.shared_names
         self.grid_work = grid_work
         self.claim_failed = False
+        self.check_state = None
         self.tensor_maps = launch.tensor_maps
         self.scheduler = None
         self.barrier = ClusterBarrier(self)

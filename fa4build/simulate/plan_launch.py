@@ -46,7 +46,9 @@ def simulate_launch(
 def _entry(ptx: str, kernel: str):
     entries = parse_module(ptx).entries
     if kernel not in entries:
-        raise SimulationError(f"the plan launches {kernel}, the PTX holds {', '.join(sorted(entries))}; they do not belong together")
+        raise SimulationError(
+            f"the plan launches {kernel}, the PTX holds {', '.join(sorted(entries))}; they do not belong together"
+        )
     return entries[kernel]
 
 

@@ -38,7 +38,9 @@ class TensorMemory:
                 return
         if not self.allocator.owns(column, count):
             blocks = ", ".join(f"{s}..{s + n - 1}" for s, n in self.allocator.blocks.items()) or "none"
-            raise b.fault(f"tensor memory columns {column}..{column + count - 1} are not allocated (allocated: {blocks})")
+            raise b.fault(
+                f"tensor memory columns {column}..{column + count - 1} are not allocated (allocated: {blocks})"
+            )
 
 
 def tensor_memory(cta) -> TensorMemory:
@@ -51,7 +53,9 @@ def tensor_memory(cta) -> TensorMemory:
 def _join_group(b, cta, group: int) -> TensorMemory:
     memory = tensor_memory(cta)
     if memory.group not in (None, group):
-        raise b.fault(f"cta_group::{group} after cta_group::{memory.group}: all tcgen05 instructions of a kernel must use one")
+        raise b.fault(
+            f"cta_group::{group} after cta_group::{memory.group}: all tcgen05 instructions of a kernel must use one"
+        )
     memory.group = group
     return memory
 
@@ -89,7 +93,8 @@ def _alloc(b, ins, match):
         start = _guarded(b, memory.allocator.allocate, count)
         if start is None:
             wait = Wait(
-                lambda: not memory.allocator.blocks, lambda: f"{count} free tensor memory columns ({memory.allocator.blocks} are taken)"
+                lambda: not memory.allocator.blocks,
+                lambda: f"{count} free tensor memory columns ({memory.allocator.blocks} are taken)",
             )
             wait.resume = -1
             return wait
@@ -205,7 +210,15 @@ def _ld_red(b, ins, match):
         for k, a in places:
             lanes = slice(WARP * k, WARP * k + WARP)
             values[:, lanes], extremes[lanes] = _guarded(
-                b, tmem.load_reduce, memory.cells, a, g.warps[k].index, repeat, match[2], match[3] is not None, match[4] is not None
+                b,
+                tmem.load_reduce,
+                memory.cells,
+                a,
+                g.warps[k].index,
+                repeat,
+                match[2],
+                match[3] is not None,
+                match[4] is not None,
             )
         for write, row in zip(writers, values, strict=True):
             write(g, mask, row)
@@ -292,7 +305,7 @@ def _mma(b, ins, match):
         op = AsyncOp(f"tcgen05.mma at line {b.line}", [compute])
         if g.cta.observer is not None:
             reads, writes = _footprint(ctas, desc, a_desc, b_desc, blocks, keeps, from_tmem, group)
-            observe_issue(b, g, mask, op, reads, writes, None, "mma")
+            observe_issue(b, g, warp, op, "mma", reads, writes)
         g.cta.cluster.engine.submit(op, ("tcgen05", id(g.cta), warp.index))
 
     return run
@@ -334,9 +347,13 @@ def _footprint(ctas, desc, a_desc, b_desc, blocks, keeps, from_tmem, group):
     """What an MMA touches: shared units and tensor-memory blocks (lanes, columns)."""
     reads: list = []
     for cta in ctas:
-        reads.append(("smem", cta, np.unique(operand_units(b_desc, desc.n // group, desc.k, desc.elem_bytes, desc.b_major))))
+        reads.append(
+            ("smem", cta, np.unique(operand_units(b_desc, desc.n // group, desc.k, desc.elem_bytes, desc.b_major)))
+        )
         if not from_tmem:
-            reads.append(("smem", cta, np.unique(operand_units(a_desc, desc.m // group, desc.k, desc.elem_bytes, desc.a_major))))
+            reads.append(
+                ("smem", cta, np.unique(operand_units(a_desc, desc.m // group, desc.k, desc.elem_bytes, desc.a_major)))
+            )
         else:
             reads.append(("tmem", cta, (0, desc.m // group, a_desc & 0xFFFF, 8)))
     cells = [("tmem", ctas[x.cta], (x.lane, x.num_rows, x.column, x.num_cols)) for x in blocks]
@@ -359,17 +376,22 @@ def _commit(b, ins, match):
             if chosen >> len(g.cta.cluster.ctas):
                 raise b.fault(f"commit mask 0x{chosen:x} names CTAs outside the cluster of {len(g.cta.cluster.ctas)}")
             barriers = [
-                find_mbarrier(g.cta, c.rank << 24 | target & 0xFFFFFF) for c in g.cta.cluster.ctas if chosen >> c.rank & 1
+                find_mbarrier(g.cta, c.rank << 24 | target & 0xFFFFFF)
+                for c in g.cta.cluster.ctas
+                if chosen >> c.rank & 1
             ]
         warp = g.warps[lane // WARP]
 
+        observer = g.cta.observer
+        clock = None if observer is None else observer.products_so_far(warp)
+
         def arrive() -> None:
             for barrier in barriers:
+                if observer is not None:
+                    observer.deferred_arrive(barrier, clock)
                 barrier.arrive(1, f"tcgen05.commit of warp {warp.index}, CTA {g.cta.rank} at line {b.line}")
 
         op = AsyncOp(f"tcgen05.commit at line {b.line}", [arrive])
-        if g.cta.observer is not None:
-            g.cta.observer.commit(g, warp, barriers, b.site)
         g.cta.cluster.engine.submit(op, ("tcgen05", id(g.cta), warp.index))
 
     return run

@@ -102,12 +102,12 @@ def _load(b, ins, match):
         elif cta is not g.cta and match[2] == "cta":
             raise b.fault("destination of a shared::cta tensor load is in another CTA")
         for target, barrier in targets:
-            _submit_load(b, g, mask, target, barrier, plan, tmap, coordinates)
+            _submit_load(b, g, g.warps[lane // WARP], target, barrier, plan, tmap, coordinates)
 
     return run
 
 
-def _submit_load(b, g, mask, cta, barrier, plan, tmap, coordinates) -> None:
+def _submit_load(b, g, warp, cta, barrier, plan, tmap, coordinates) -> None:
     shared = cta.shared[1]
     if cta.cluster.engine.schedule != "eager":
         shared[(plan.shared_addresses[:, None] + np.arange(plan.unit_bytes)).reshape(-1)] = _POISON_UNIT
@@ -122,7 +122,7 @@ def _submit_load(b, g, mask, cta, barrier, plan, tmap, coordinates) -> None:
 
     global_side(b, cta.memory, plan, False)
     op = AsyncOp(f"tensor load of box {tmap.box} at {coordinates}, line {b.line}", [copy])
-    observe_issue(b, g, mask, op, (), [("smem", cta, np.unique(plan.shared_addresses // 16))], barrier)
+    observe_issue(b, g, warp, op, barrier, [("box", plan, 0)], [("smem", cta, np.unique(plan.shared_addresses // 16))])
     cta.cluster.engine.submit(op)
 
 
@@ -171,7 +171,8 @@ def _submit_store(b, g, mask, operands: _Operands, lanes: list[int], reduces: bo
 
     what = "tensor reduction" if reduces else "tensor store"
     op = AsyncOp(f"{what} of box {tmap.box} at {coordinates}, line {b.line}", [read, write])
-    target = [] if buffer is None else [("tensor", reduces, plan)]
-    observe_issue(b, g, mask, op, [("smem", cta, np.unique(plan.shared_addresses // 16))], target)
+    target = [] if buffer is None else [("box", plan, 0)]
+    source = [("smem", cta, np.unique(plan.shared_addresses // 16))]
+    observe_issue(b, g, g.warps[lanes[0] // WARP], op, "bulk", source, target)
     add_to_bulk(g, mask, op, lanes)
     cta.cluster.engine.submit(op)

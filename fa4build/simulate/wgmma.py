@@ -87,7 +87,6 @@ def _mma(b, ins, match):
     read_b = b.get(bdesc, "u64")
     accumulate = (lambda g: np.full(g.lanes, bool(scale.value))) if isinstance(scale, Imm) else b.get(scale, "p")
     regs = tuple(e.index for e in d.elements)
-    a_regs = tuple(e.index for e in a.elements) if from_registers else ()
 
     def operands_of(g, group: int) -> tuple:
         lanes = slice(GROUP * group, GROUP * (group + 1))
@@ -110,7 +109,7 @@ def _mma(b, ins, match):
         reads = [("smem", g.cta, np.unique(operand_units(descriptor, n, k_elements, size, b_major)))]
         if not from_registers:
             reads.append(("smem", g.cta, np.unique(operand_units(a_operand, 64, k_elements, size, a_major))))
-        observe_issue(b, g, None, op, reads, (), None, ("wgmma", group, regs, a_regs))
+        observe_issue(b, g, g.warps[4 * group], op, "wgmma", reads)
 
     def run(g, mask):
         require_converged(g, mask, ins.opcode)

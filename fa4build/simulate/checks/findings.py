@@ -1,0 +1,41 @@
+"""Findings of the checks: errors and notes, each said once per pair of places."""
+
+from fa4build.errors import SimulationError
+
+LIMIT = 40  # findings listed in one message
+
+
+class Findings:
+    """Collects; `raise_if_any` turns errors into one exception."""
+
+    def __init__(self, kernel: str, instructions):
+        self.kernel, self.instructions = kernel, instructions
+        self.errors: list[str] = []
+        self.notes: list[str] = []
+        self._seen: set = set()
+
+    def line(self, site: int) -> str:
+        """`line 120 `st.shared...``."""
+        ins = self.instructions[site]
+        return f"line {ins.line} `{ins.text[:90]}`"
+
+    def error(self, rule: str, key: tuple, text: str) -> None:
+        """Adds an error unless the same was found before."""
+        if (rule, key) not in self._seen:
+            self._seen.add((rule, key))
+            self.errors.append(f"{rule} {text}")
+
+    def note(self, key: object, text: str) -> None:
+        """Adds a note unless the same was found before."""
+        if key not in self._seen:
+            self._seen.add(key)
+            self.notes.append(text)
+
+    def raise_if_any(self) -> None:
+        """Raises:
+        SimulationError: with every error found.
+        """
+        if self.errors:
+            more = f"\n  ... and {len(self.errors) - LIMIT} more" if len(self.errors) > LIMIT else ""
+            listed = "\n  ".join(self.errors[:LIMIT])
+            raise SimulationError(f"{self.kernel}: {len(self.errors)} hazards:\n  {listed}{more}")
