@@ -302,6 +302,44 @@ def test_explain_tells_what_was_compiled(fa4build, tmp_path):
     assert (refused.code, "refused: fp8 kernels exist" in refused.out) == (0, True)
 
 
+def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_path):
+    """One pack a target, one runtime a host; nothing is compiled or written."""
+    done = fa4build("wheel", "--select", VARIANT_ID, "--dry-run", "--json")
+    packs = fa4build("wheel", "--select", VARIANT_ID, "--dry-run", "--no-runtime")
+
+    assert json.loads(done.out) == {
+        "out_dir": "dist",
+        "wheels": [
+            "fa4-kernels-sm90a",
+            "fa4-kernels (manylinux_2_28_x86_64)",
+            "fa4-kernels (manylinux_2_28_aarch64)",
+        ],
+        "variants": 1,
+        "missing": [VARIANT_ID],
+    }
+    assert packs.out.splitlines() == ["would write fa4-kernels-sm90a into dist/", f"would compile {VARIANT_ID}"]
+    assert list(tmp_path.iterdir()) == []
+
+
+PLAN = (
+    '{"format": "fa4build.launchplan", "version": 1, "origin": {"kind": "handwritten"}, "spec": {}, "args": [],'
+    ' "nodes": [["const", "i64", 1]], "guards": [], "vectors": [], "launches": [{"kernel": "k_0", "grid": [0, 0, 0],'
+    ' "block": [128, 1, 1], "cluster": [1, 1, 1], "smem": 4096, "pdl": false, "cooperative": false, "params": []}]}'
+)
+
+
+def test_inspect_shows_facts_and_parts(fa4build, tmp_path):
+    """For people a line a fact and a table; as JSON the same."""
+    (tmp_path / "plan.json").write_text(PLAN)
+    text = fa4build("inspect", "plan.json").out.splitlines()
+    document = json.loads(fa4build("inspect", "plan.json", "--json").out)
+
+    assert text[0] == "launch plan: plan.json"
+    assert any("k_0" in line and "4096" in line for line in text)
+    assert document["kind"] == "launch plan"
+    assert document["rows"][0]["kernel"] == "k_0"
+
+
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
