@@ -150,7 +150,7 @@ def test_every_upstream_host_function_becomes_a_plan(tmp_path: Path, arch: str, 
     pytest.importorskip("flash_attn")
     from tests.kernels_toy.compile_upstream import CASES
 
-    compile_upstream(tmp_path, arch, 149)
+    compile_upstream(tmp_path, arch, 143)
     names = sorted(path.stem for path in tmp_path.glob("*-?.mlir"))
 
     # a case whose every module was compiled by an earlier case leaves none: fwd_* first, so only backwards may
@@ -166,13 +166,13 @@ def test_upstreams_baked_sm_count_becomes_an_input(tmp_path: Path) -> None:
     """The persistent forward for compute capability 10.0 launches at most one block a multiprocessor of the device."""
     pytest.importorskip("flash_attn")
     plans = []
-    for sm_count in (149, 151):
+    for sm_count in (143, 159):
         directory = tmp_path / str(sm_count)
         directory.mkdir()
         compile_upstream(directory, "100", sm_count, "fwd_full")
         plans.append(load_plan(directory, "fwd_full-0"))
 
-    devices = [StandInDevice(sm_count=sm_count, l2_bytes=52_428_841) for sm_count in (149, 151)]
+    devices = [StandInDevice(sm_count=sm_count, l2_bytes=52_428_815) for sm_count in (143, 159)]
     plan = with_device_inputs(plans[0], plans[1], devices[0], devices[1])
     inputs = dict(plan.vectors[0].inputs) | {"mQ.shape[0]": 64, "mQ.shape[1]": 65536, "mQ.shape[2]": 64}
     grids = [evaluate(plan, inputs | {"dev.sm_count": count})[0].grid[0] for count in (1 << 20, 148, 160)]

@@ -524,7 +524,7 @@ def test_constants_keep_their_bits() -> None:
     assert const_value(b.nodes[index]) == 1.4426950216293335
 
 
-FIRST, SECOND = StandInDevice(sm_count=131, l2_bytes=52428841), StandInDevice(sm_count=137, l2_bytes=62914583)
+FIRST, SECOND = StandInDevice(sm_count=143, l2_bytes=52428815), StandInDevice(sm_count=159, l2_bytes=62914591)
 
 
 def persistent_plan(blocks: int, *, cubin: str = "aa") -> LaunchPlan:
@@ -554,18 +554,21 @@ def persistent_plan(blocks: int, *, cubin: str = "aa") -> LaunchPlan:
     return replace(plan, vectors=vectors)
 
 
-@pytest.mark.parametrize(("first", "second", "name", "factor"), [
-    pytest.param(131, 137, "sm_count", 1, id="multiprocessors"),
-    pytest.param(262, 274, "sm_count", 2, id="two blocks a multiprocessor"),
-    pytest.param(52428841, 62914583, "l2_bytes", 1, id="L2"),
+@pytest.mark.parametrize(("first", "second", "name", "blocks"), [
+    pytest.param(143, 159, "sm_count", 148, id="multiprocessors"),
+    pytest.param(286, 318, "sm_count", 296, id="two blocks a multiprocessor"),
+    pytest.param(142, 158, "sm_count", 148, id="whole pairs: 143 // 2 * 2, 159 // 2 * 2"),
+    pytest.param(136, 152, "sm_count", 144, id="whole clusters of eight: 148 // 8 * 8"),
+    pytest.param(35, 39, "sm_count", 37, id="number of clusters of four"),
+    pytest.param(52428815, 62914591, "l2_bytes", 148, id="L2"),
 ])  # fmt: skip
-def test_constants_of_the_device_become_inputs(first: int, second: int, name: str, factor: int) -> None:
+def test_constants_of_the_device_become_inputs(first: int, second: int, name: str, blocks: int) -> None:
     """V7: what differs between two invented devices as they do is read from the device at run time."""
     plan = with_device_inputs(persistent_plan(first), persistent_plan(second), FIRST, SECOND)
 
     assert Arg(name=f"dev.{name}", kind="device", dtype="i64") in plan.args
     (launch,) = evaluate(plan, {"n": 1 << 30, f"dev.{name}": 148})
-    assert launch.grid == (148 * factor, 1, 1)
+    assert launch.grid == (blocks, 1, 1)
     assert [v.inputs[f"dev.{name}"] for v in plan.vectors] == [getattr(FIRST, name), getattr(SECOND, name)]
     assert all(canonical_digest(evaluate(plan, v.inputs)) == v.sha256 for v in plan.vectors)
 
@@ -578,17 +581,17 @@ def test_equal_plans_need_no_device() -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        pytest.param(persistent_plan(140), "is 131 on .* and 140 on .*; it is no multiple", id="unexplained constant"),
-        pytest.param(persistent_plan(137, cubin="bb"), "give two cubins", id="another cubin"),
+        pytest.param(persistent_plan(150), "is 143 on .* and 150 on .*; it is no multiple", id="unexplained constant"),
+        pytest.param(persistent_plan(159, cubin="bb"), "give two cubins", id="another cubin"),
         pytest.param(small_plan(), "give two cubins|host code itself", id="other code"),
-        pytest.param(replace(persistent_plan(137), launches=persistent_plan(137).launches * 2), "host code itself",
+        pytest.param(replace(persistent_plan(159), launches=persistent_plan(159).launches * 2), "host code itself",
                      id="another launch"),
     ],
 )  # fmt: skip
 def test_unexplained_differences_are_refused(second: LaunchPlan, message: str) -> None:
     """V7: a constant or a structure that follows the build machine in an unknown way fails the build."""
     with pytest.raises(LaunchPlanError, match=message):
-        with_device_inputs(persistent_plan(131), second, FIRST, SECOND)
+        with_device_inputs(persistent_plan(143), second, FIRST, SECOND)
 
 
 def test_an_unknown_question_to_the_machine_is_refused() -> None:
@@ -606,7 +609,7 @@ def test_an_unknown_question_to_the_machine_is_refused() -> None:
 
     pretend(HardwareInfo, FIRST)
 
-    assert HardwareInfo().get_device_multiprocessor_count() == 131
-    assert HardwareInfo().get_l2_cache_size_in_bytes() == 52428841
+    assert HardwareInfo().get_device_multiprocessor_count() == 143
+    assert HardwareInfo().get_l2_cache_size_in_bytes() == 52428815
     with pytest.raises(LaunchPlanError, match="asks the build machine for get_clock_rate"):
         HardwareInfo().get_clock_rate()

@@ -153,7 +153,7 @@ def main(directory: Path, arch: str, sm_count: str, names: list[str]) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    pretend(cutlass.utils.HardwareInfo, StandInDevice(sm_count=int(sm_count), l2_bytes=52_428_841))
+    pretend(cutlass.utils.HardwareInfo, StandInDevice(sm_count=int(sm_count), l2_bytes=52_428_815))
     torch.cuda.current_device = lambda: 0
     recorder = Recorder(cute.compile)
     cute.compile = recorder

@@ -17,10 +17,16 @@ from fa4build.codegen.plan_json import check_plan
 from fa4build.codegen.plan_values import Arg, BytesTemplate, Guard, LaunchPlan, LaunchTemplate, Node, Vector
 from fa4build.errors import LaunchPlanError
 
+CLUSTER_SIZES = (1, 2, 4, 8, 16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInDevice:
-    """An invented device. Numbers should be prime, so that no other constant is taken for them."""
+    """An invented device, to be compared with another.
+
+    Both numbers of both devices should be 15 modulo 16 and far apart: then it shows if a kernel rounds them down to
+    whole clusters of 2, 4, 8 or 16 blocks, and no other pair of constants is taken for them.
+    """
 
     sm_count: int
     l2_bytes: int
@@ -108,15 +114,15 @@ def _constant(table: NodeTable, node: Node) -> int:
 
 
 def _explained(table: NodeTable, a: Node, b: Node, first: StandInDevice, second: StandInDevice) -> int:
-    """A constant that differs, as a multiple of a number of the device."""
+    """A constant that differs, as a multiple of a number of the device, or of the whole clusters that fit."""
     if a[:2] == b[:2] and a[0] == "const" and isinstance(a[2], int) and isinstance(b[2], int):
-        numbers = zip(first.leaf_values().items(), second.leaf_values().values(), strict=True)
-        for (name, of_first), of_second in numbers:
-            factor, rest = divmod(a[2], of_first)
-            if not rest and factor * of_second == b[2]:
-                leaf = table.leaf(name, "i64")
-                scaled = table.op("mul", "i64", leaf, table.const(factor, "i64"))
-                return scaled if a[1] == "i64" else table.op("trunc", a[1], scaled)
+        for name, of_first in first.leaf_values().items():
+            for blocks in CLUSTER_SIZES:
+                factor, rest = divmod(a[2], of_first // blocks)
+                if not rest and factor * (second.leaf_values()[name] // blocks) == b[2]:
+                    clusters = table.op("udiv", "i64", table.leaf(name, "i64"), table.const(blocks, "i64"))
+                    scaled = table.op("mul", "i64", clusters, table.const(factor, "i64"))
+                    return scaled if a[1] == "i64" else table.op("trunc", a[1], scaled)
     raise LaunchPlanError(
         f"V7: a constant of host code is {a[2]} on {first} and {b[2]} on {second}; "
         "it is no multiple of the number of multiprocessors or of the L2 size"
