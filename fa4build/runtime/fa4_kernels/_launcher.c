@@ -1,11 +1,11 @@
 /* The launcher: loads cubins and launches kernels from launch plans, through the CUDA driver found at run time.
  *
- * Built as one translation unit, with _plan.h, _tensor.h and _cuda.h beside it. Needs Python.h of any CPython from 3.10 on
- * (limited API), no CUDA header, no library but libc and libdl:
+ * Built as one translation unit, with _plan.h, _tensor.h and _cuda.h beside it. Needs Python.h of any CPython from 3.10
+ * on (limited API), no CUDA header, no library but libc and libdl:
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I INCLUDE _launcher.c -ldl -o _launcher.abi3.so
  *
- * Python sees Driver(path), Driver.load(cubin) -> Library, Plan(bytes), Launch(driver, plan, library, device, stream_of).
+ * Python sees Driver(path), Driver.load(cubin) -> Library, Plan(bytes), and Launch(driver, plan, library, device, ...).
  * A Launch is a plan bound to one device; its run(*arguments) is the host path of a call. Libraries and contexts are
  * never released, because kernels may still run when Python lets go of an object.
  */

@@ -197,10 +197,12 @@ def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> 
     """Load kernels now instead of at their first call: before capturing a CUDA graph, or before serving.
 
     Args:
-        devices: CUDA ordinals; all devices if None.
+        devices: CUDA ordinals; the current device if None. A device not used by this process so far gets a context.
         select: glob, or globs, over variant ids such as `fwd-sm90a-bf16-*`.
     Returns: the ids that are loaded, sorted.
     """
+    if devices is None:
+        devices = [0 if loader.serves_cpu() else torch.cuda.current_device()]
     return loader.runtime().preload(devices, select)
 
 

@@ -125,14 +125,14 @@ class Runtime:
             library = self._libraries[entry.cubin.sha256] = self._driver.load(cubin)
         return self._launcher.Launch(self._driver, plan, library, ordinal, self._stream_of, self._device_type)
 
-    def preload(self, devices: Iterable[int] | None = None, select: str | Iterable[str] = "*") -> tuple[str, ...]:
+    def preload(self, devices: Iterable[int], select: str | Iterable[str] = "*") -> tuple[str, ...]:
         """Load every kernel that runs on the devices and whose id matches a glob of `select`; the ids, sorted.
 
         Raises: InputError when nothing matches, else as `launch_for`.
         """
         globs = (select,) if isinstance(select, str) else tuple(select)
         loaded: set[str] = set()
-        for ordinal in range(self.num_devices) if devices is None else devices:
+        for ordinal in devices:
             target = self.device(ordinal).target
             for pack in usable(self.packs):
                 for entry in pack.manifest.entries:
