@@ -296,7 +296,9 @@ class Cache:
                 evicted |= sizes.keys()
         readable = {entry.key for entry in self.entries()}
         leftovers = [self._action_path(key) for key in self._keys() if key not in readable]
-        leftovers += [path for pattern in ("work/*", "*/.*.tmp", "*/*/.*.tmp") for path in self.root.glob(pattern)]
+        leftovers += [
+            path for pattern in ("work/*", "locks/*", "*/.*.tmp", "*/*/.*.tmp") for path in self.root.glob(pattern)
+        ]
         for path in self._object_paths():
             if path.name in evicted - kept.keys():
                 path.unlink(missing_ok=True)

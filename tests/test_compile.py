@@ -146,11 +146,15 @@ def test_a_forked_child_makes_the_bytes_that_an_interpreter_of_its_own_makes(exe
         assert (alone / name).read_bytes() == (forked / name).read_bytes()
 
 
+def toy_source() -> KernelSource:
+    """The toy as if it had been rendered."""
+    text = TEXT.replace("SYMBOL", "toy")
+    return KernelSource(variant=parse_axes(VARIANT_ID), text=text, sha256="", symbol="toy", dependencies=())
+
+
 def test_one_kernel_can_be_compiled_without_a_pipeline(tmp_path, executor):
     """`compile_kernel`: a rendered source in, a cubin out."""
-    text = TEXT.replace("SYMBOL", "toy")
-    source = KernelSource(variant=parse_axes(VARIANT_ID), text=text, sha256="", symbol="toy", dependencies=())
-    alone = compile_kernel(source, current_toolchain(), tmp_path / "alone")
+    alone = compile_kernel(toy_source(), current_toolchain(), tmp_path / "alone")
 
     assert outputs(alone) == outputs(compiled(executor, toy_request(), tmp_path / "forked"))
 
@@ -281,6 +285,15 @@ def test_what_an_earlier_compile_left_in_the_work_directory_is_gone(executor, tm
     (work_dir / "failure.json").write_text("{}")
 
     assert compiled(executor, toy_request(), work_dir).elf != b"old"
+
+
+def test_a_directory_with_other_files_is_not_emptied(tmp_path):
+    """Somebody's home directory, given by mistake."""
+    (tmp_path / "thesis.tex").write_text("precious")
+
+    with pytest.raises(CompileError, match="holds files that no compile made"):
+        compile_kernel(toy_source(), current_toolchain(), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 def test_the_worker_is_the_only_module_that_imports_the_compiler():

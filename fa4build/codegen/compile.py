@@ -159,7 +159,7 @@ def check_server(server: ForkServer, toolchain: Toolchain) -> None:
 
 
 def prepare(request: CompileRequest, options: CompileOptions, work_dir: Path) -> None:
-    """Fill an empty work directory for the child. What an earlier, killed compile left there is removed."""
+    """Fill a work directory for the child. Whatever an earlier, killed compile left there is removed."""
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(parents=True)
     for name, text in request.files:
@@ -205,9 +205,11 @@ def compile_kernel(
 
     Args:
         work_dir: a directory of this compile alone; made, or emptied. Rendered module, log and results stay in it.
-    Raises: CompileError (with the log), LaunchPlanError, ToolchainError.
+    Raises: CompileError (with the log, or because the directory holds anything else), LaunchPlanError, ToolchainError.
     Cost: about half a second of imports and 1 to 3 s of compiling. For many, use `pipeline.build_matrix`.
     """
+    if work_dir.exists() and any(work_dir.iterdir()) and not (work_dir / REQUEST_NAME).exists():
+        raise CompileError(f"{work_dir}: holds files that no compile made. Name an empty directory, or a new one.")
     request = request_for(source)
     prepare(request, options or CompileOptions(), work_dir)
     scratch = work_dir / "server"
