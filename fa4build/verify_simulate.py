@@ -177,7 +177,7 @@ def _summary(request: Request, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 def prove_case(
     variant: Variant, request: Request, plan: LaunchPlan, case: Case, seed: int, runs: tuple[Run, ...] = RUNS
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Runs of one case, to the first bad one: a row of figures (`ratio` <= 1 is within the bound), and what is wrong."""
+    """Runs of one case up to the first bad one: a row of figures (`ratio` <= 1 is allowed), and what is wrong."""
     drawn = draw_inputs(case, variant.head_dim, variant.head_dim_v, seed)
     row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
     first: _Outputs | None = None
