@@ -183,17 +183,20 @@ def entry_axes(variant_id):
     return op, axes
 
 
-def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None):
-    """A pack for the stand-in driver with one group; `change` edits the manifest document before it is written."""
+def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None, plan=None, cubin=None):
+    """A pack for the stand-in driver with one group; `change` edits the manifest document before it is written.
+
+    Every entry has `forward_plan` and a cubin for it, unless `plan` and `cubin` are given.
+    """
     from fa4_kernels.abi import ABI_HASH
 
     directory.mkdir(parents=True, exist_ok=True)
     cubins, plans = [], []
     for name in variant_ids:
         symbol = name.replace("-", "_") + "_0"
-        cubins.append(fake_cubin(**{symbol: (128, 40)}))
+        cubins.append(cubin or fake_cubin(**{symbol: (128, 40)}))
         dtype = "f16" if "-fp16-" in name else "bf16"
-        plans.append(json.dumps(forward_plan(symbol, dtype), sort_keys=True).encode())
+        plans.append(json.dumps(plan or forward_plan(symbol, dtype), sort_keys=True).encode())
     raw = b"".join((*cubins, *plans))
     stored = lzma.compress(raw)
     group = {"file": "group-000.xz", "sha256": hashlib.sha256(stored).hexdigest()}
