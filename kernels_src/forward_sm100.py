@@ -6,8 +6,8 @@ products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output accumu
 (memory/tmem_layout.py); K and V share a ring of shared-memory slots.
 
 Who waits for whom (arrivals that complete a phase):
-    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product.
-    kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the ring, uses K0 V0 K1 V1 ...
+    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product, or, where O lies over it, stored.
+    kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the slots of K and V.
     s_full[tile] (1): scores complete, and with them every earlier product of the tile.
     p_ready[tile] (8): first three quarters of P stored (4 softmax warps), O free or rescaled (4 correction warps).
     p_last[tile] (4): last quarter of P stored.
@@ -115,7 +115,9 @@ class ForwardSm100:
         dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out.
         head_dim, head_dim_v: multiples of 16, at most 128 each (two output tiles must fit tensor memory).
         mask: "full", "causal" or "local".
-        kv_stages: slots of the ring that K and V share.
+        kv_stages: slots of the ring that K and V share when they are of one size; otherwise V has one slot of its own and
+            K the rest.
+        separate_output: O tiles have shared memory of their own, else they lie over the Q tiles.
         softmax_registers, correction_registers, other_registers: a thread, multiples of 8.
         exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
         rescale_threshold: log2 units, see softmax.conditional_rescaling.
@@ -141,9 +143,12 @@ class ForwardSm100:
         rescale_threshold: float = 8.0,
         order: str = "natural",
         persistent: bool = True,
+        separate_output: bool = True,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask, self.tile_n = dtype, head_dim, head_dim_v, mask, tile_n
-        self.kv_stages = kv_stages
+        self.shares_ring = head_dim == head_dim_v
+        self.k_stages, self.v_stages = (kv_stages, kv_stages) if self.shares_ring else (kv_stages - 1, 1)
+        self.separate_output = separate_output
         self.registers = (softmax_registers, correction_registers, other_registers)
         self.exp2 = (exp2_frequency, exp2_first_fragment)
         self.rescale_threshold = rescale_threshold
@@ -206,8 +211,8 @@ class ForwardSm100:
         qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
         return (
             blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, NUM_TILES),
-            blackwell.make_smem_layout_b(mma_qk, qk_tile, self.dtype, self.kv_stages),
-            blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.kv_stages),
+            blackwell.make_smem_layout_b(mma_qk, qk_tile, self.dtype, self.k_stages),
+            blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.v_stages),
             blackwell.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
         )
 
@@ -276,11 +281,18 @@ class ForwardSm100:
         tmem_pointer = smem.allocate_array(Int32, 1)
         # Rescale factors, then row sums, of both tiles; row maxima behind them.
         stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, NUM_TILES, 2)), byte_alignment=16)
-        sO = smem.allocate_tensor(self.dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
         sQ = smem.allocate_tensor(self.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
-        ring = smem.allocate_array(self.dtype, self._slot_elements() * self.kv_stages, byte_alignment=1024)
-        sK = cute.make_tensor(cute.recast_ptr(ring, k_layout.inner, dtype=self.dtype), k_layout.outer)
-        sV = cute.make_tensor(cute.recast_ptr(ring, v_layout.inner, dtype=self.dtype), v_layout.outer)
+        sK = smem.allocate_tensor(self.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
+        if const_expr(self.shares_ring):
+            sV = cute.make_tensor(cute.recast_ptr(sK.iterator, v_layout.inner, dtype=self.dtype), v_layout.outer)
+        else:
+            sV = smem.allocate_tensor(self.dtype, v_layout.outer, byte_alignment=1024, swizzle=v_layout.inner)
+        if const_expr(self.separate_output):
+            sO = smem.allocate_tensor(self.dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
+        else:
+            tiles_of_q = cute.make_layout(NUM_TILES, stride=TILE_M * self.head_dim)
+            over_q = cute.append(cute.select(o_layout.outer, mode=[0, 1]), tiles_of_q)
+            sO = cute.make_tensor(cute.recast_ptr(sQ.iterator, o_layout.inner, dtype=self.dtype), over_q)
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
@@ -324,14 +336,30 @@ class ForwardSm100:
             arch.relinquish_tmem_alloc_permit()
             arch.dealloc_tmem(tmem, self.tmem.num_columns)
 
-    def _slot_elements(self):
-        """Elements of a ring slot: K tiles and V tiles take turns in it."""
-        return self.tile_n * max(self.head_dim, self.head_dim_v)
+    def _num_slots(self) -> int:
+        """Slots of K and V together; V's own ones, where it has them, come after K's."""
+        return self.k_stages if self.shares_ring else self.k_stages + self.v_stages
+
+    def _v_barrier(self, slot: Cursor):
+        """Index of a V slot among all slots."""
+        return slot.stage if self.shares_ring else slot.stage + self.k_stages
+
+    def _next_k(self, k_slot: Cursor, v_slot: Cursor) -> Cursor:
+        """The slot of the next K tile. A shared ring is filled K V K V ..."""
+        return v_slot.next(self.k_stages) if self.shares_ring else k_slot.next(self.k_stages)
+
+    def _next_v(self, k_slot: Cursor, v_slot: Cursor) -> Cursor:
+        """The slot of the next V tile, after `k_slot` was taken for the K tile of the same block."""
+        return k_slot.next(self.v_stages) if self.shares_ring else v_slot.next(self.v_stages)
+
+    def _first_v(self, k_slot: Cursor) -> Cursor:
+        """The slot of the first V tile of all."""
+        return k_slot.next(self.v_stages) if self.shares_ring else Cursor(Int32(0), Int32(0))
 
     def _barrier_counts(self):
         """(number of barriers, arrivals a phase) for each field of Barriers."""
         return (
-            (NUM_TILES, 1), (NUM_TILES, 1), (self.kv_stages, 1), (self.kv_stages, 1), (NUM_TILES, 1),
+            (NUM_TILES, 1), (NUM_TILES, 1), (self._num_slots(), 1), (self._num_slots(), 1), (NUM_TILES, 1),
             (NUM_TILES, 2 * WARPS_PER_TILE), (NUM_TILES, WARPS_PER_TILE),
             (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES * WARPS_PER_TILE, 1),
             (NUM_TILES, 1), (NUM_TILES, WARPS_PER_TILE), (NUM_TILES, 1),
@@ -377,7 +405,10 @@ class ForwardSm100:
     @cute.jit
     def _load_role(self, bars, maps, sQ, sK, sV, problem, tiles):
         """Warp 14: K0 Q0 Q1 V0 K1 V1 ... of every tile; the whole warp runs along, the DSL elects for each copy."""
-        index, turn, slot = arch.block_idx()[0], Int32(0), Cursor(Int32(0), Int32(0))
+        index, turn = arch.block_idx()[0], Int32(0)
+        k_slot = Cursor(Int32(0), Int32(0))
+        v_slot = self._first_v(k_slot)
+        k_bytes, v_bytes = self._bytes(self.tile_n, self.head_dim), self._bytes(self.tile_n, self.head_dim_v)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
@@ -390,32 +421,38 @@ class ForwardSm100:
             ks, gK = _copy_views(maps.k, sK, thread_qk.partition_B(gK))
             vs, gV = _copy_views(maps.v, sV, thread_pv.partition_B(gV))
             block = blocks.end - 1
-            self._fill_slot(bars, maps.k, gK[None, block], ks, slot, self.tile_n * self.head_dim)
+            self._fill_slot(bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes)
             for i in cutlass.range_constexpr(NUM_TILES):
                 arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
                 with arch.elect_one():
-                    arch.mbarrier_arrive_and_expect_tx(bars.q_full + i, TILE_M * self.head_dim * self.dtype.width // 8)
+                    arch.mbarrier_arrive_and_expect_tx(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
                 cute.copy(maps.q, gQ[None, tile.m_block * NUM_TILES + i], qs[None, i], tma_bar_ptr=bars.q_full + i)
-            slot = slot.next(self.kv_stages)
-            self._fill_slot(bars, maps.v, gV[None, block], vs, slot, self.tile_n * self.head_dim_v)
-            slot = slot.next(self.kv_stages)
+            place = self._v_barrier(v_slot)
+            self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
+            k_slot = self._next_k(k_slot, v_slot)
+            v_slot = self._next_v(k_slot, v_slot)
             block = block - 1
             while block >= blocks.begin:
-                self._fill_slot(bars, maps.k, gK[None, block], ks, slot, self.tile_n * self.head_dim)
-                slot = slot.next(self.kv_stages)
-                self._fill_slot(bars, maps.v, gV[None, block], vs, slot, self.tile_n * self.head_dim_v)
-                slot = slot.next(self.kv_stages)
+                self._fill_slot(bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes)
+                place = self._v_barrier(v_slot)
+                self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
+                k_slot = self._next_k(k_slot, v_slot)
+                v_slot = self._next_v(k_slot, v_slot)
                 block = block - 1
             turn = turn + 1
             index = index + arch.grid_dim()[0]
 
+    def _bytes(self, rows: int, columns: int) -> int:
+        """Bytes of a tile in the input type."""
+        return rows * columns * self.dtype.width // 8
+
     @cute.jit
-    def _fill_slot(self, bars, atom, source, target, slot, elements: cutlass.Constexpr[int]):
-        """Copy one K or V tile into a slot of the ring once its last reader is done."""
-        arch.mbarrier_wait(bars.kv_empty + slot.stage, slot.phase ^ 1)
+    def _fill_slot(self, bars, atom, source, target, place, phase, num_bytes: cutlass.Constexpr[int]):
+        """Copy one K or V tile into slot number `place` once its last reader is done."""
+        arch.mbarrier_wait(bars.kv_empty + place, phase ^ 1)
         with arch.elect_one():
-            arch.mbarrier_arrive_and_expect_tx(bars.kv_full + slot.stage, elements * self.dtype.width // 8)
-        cute.copy(atom, source, target[None, slot.stage], tma_bar_ptr=bars.kv_full + slot.stage)
+            arch.mbarrier_arrive_and_expect_tx(bars.kv_full + place, num_bytes)
+        cute.copy(atom, source, target, tma_bar_ptr=bars.kv_full + place)
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
@@ -426,47 +463,45 @@ class ForwardSm100:
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
         index, turn, block_count = arch.block_idx()[0], Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
+        v_slot = self._first_v(k_slot)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            self._wait_slot(bars, k_slot)
+            arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
             for i in cutlass.range_constexpr(NUM_TILES):
                 arch.mbarrier_wait(bars.q_full + i, turn & 1)
                 self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
             commit(bars.kv_empty + k_slot.stage)
-            v_slot = k_slot.next(self.kv_stages)
             accumulate = cutlass.Boolean(False)
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
-                k_slot = v_slot.next(self.kv_stages)
-                self._wait_slot(bars, v_slot)
+                k_slot = self._next_k(k_slot, v_slot)
+                arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
                 for i in cutlass.range_constexpr(NUM_TILES):
                     self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
                     if const_expr(i == NUM_TILES - 1):
-                        commit(bars.kv_empty + v_slot.stage)
+                        commit(bars.kv_empty + self._v_barrier(v_slot))
                     if const_expr(i == 0):
-                        self._wait_slot(bars, k_slot)
+                        arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
                     self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
                 commit(bars.kv_empty + k_slot.stage)
                 accumulate = cutlass.Boolean(True)
-                v_slot = k_slot.next(self.kv_stages)
+                v_slot = self._next_v(k_slot, v_slot)
                 block_count = block_count + 1
                 remaining = remaining - 1
-            for i in cutlass.range_constexpr(NUM_TILES):
-                commit(bars.q_empty + i)
-            self._wait_slot(bars, v_slot)
+            if const_expr(self.separate_output):
+                for i in cutlass.range_constexpr(NUM_TILES):
+                    commit(bars.q_empty + i)
+            arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
             for i in cutlass.range_constexpr(NUM_TILES):
                 self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
                 commit(bars.o_full + i)
-            commit(bars.kv_empty + v_slot.stage)
-            k_slot = v_slot.next(self.kv_stages)
+            commit(bars.kv_empty + self._v_barrier(v_slot))
+            k_slot = self._next_k(k_slot, v_slot)
+            v_slot = self._next_v(k_slot, v_slot)
             block_count = block_count + 1
             turn = turn + 1
             index = index + arch.grid_dim()[0]
-
-    @cute.jit
-    def _wait_slot(self, bars, slot):
-        arch.mbarrier_wait(bars.kv_full + slot.stage, slot.phase)
 
     @cute.jit
     def _multiply_qk(self, bars, accumulator, fQ, fK, i: cutlass.Constexpr[int], slot):
@@ -695,6 +730,8 @@ class ForwardSm100:
                 with arch.elect_one():
                     arch.cp_async_bulk_wait_group(NUM_TILES - 1 - i, read=True)
                     arch.mbarrier_arrive(bars.store_empty + i)
+                    if const_expr(not self.separate_output):
+                        arch.mbarrier_arrive(bars.q_empty + i)
             turn = turn + 1
             index = index + arch.grid_dim()[0]
         with arch.elect_one():
