@@ -185,7 +185,8 @@ def _int_to_float(number: int, target: str) -> float:
 def compute(op: str, type_: str, source: str, operands: tuple[Value, ...]) -> Value:
     """Value of one node that is neither `in` nor `const`. `source` is the type of the first operand."""
     if op in _INT_BINARY:
-        return wrap(_INT_BINARY[op](type_, *operands), type_)
+        a, b = operands
+        return wrap(_INT_BINARY[op](type_, int(a), int(b)), type_)
     if op in _FLOAT_BINARY:
         return round_float(_FLOAT_BINARY[op](*operands), type_)
     if op in _COMPARE:

@@ -91,23 +91,28 @@ def attention(
     return call
 
 
-def quack_rmsnorm() -> None:
-    """Row-wise normalisation of a 1024 x 4096 matrix."""
-    import torch
-    from quack.rmsnorm import _rmsnorm_fwd
+def quack(module: str, function: str, *shapes: tuple | None, **options: Any) -> Callable[[], None]:
+    """A call of quack's `module.function` on fake tensors; a shape is bf16 unless another dtype's name leads it."""
 
-    x, weight = torch.empty(1024, 4096, dtype=torch.bfloat16, device="cuda"), torch.empty(4096, device="cuda")
-    _rmsnorm_fwd(x, weight, torch.empty_like(x), None, torch.empty(1024, device="cuda"), None, None, None, 1e-6)
+    def call() -> None:
+        import importlib
+
+        import torch
+
+        def tensor(shape: tuple | None) -> torch.Tensor | None:
+            if shape is None:
+                return None
+            kind = getattr(torch, shape[0]) if isinstance(shape[0], str) else torch.bfloat16
+            extents = shape[1:] if isinstance(shape[0], str) else shape
+            return torch.empty(extents, dtype=kind, device="cuda")
+
+        getattr(importlib.import_module(f"quack.{module}"), function)(*map(tensor, shapes), **options)
+
+    return call
 
 
-def quack_softmax() -> None:
-    """Row-wise softmax of a 1024 x 4096 matrix."""
-    import torch
-    from quack.softmax import _softmax_fwd
-
-    x = torch.empty(1024, 4096, dtype=torch.bfloat16, device="cuda")
-    _softmax_fwd(x, torch.empty_like(x))
-
+ROWS, ROW, COLUMN = (1024, 4096), ("float32", 4096), ("float32", 1024)
+PARTIAL, SQUARE = ("float32", 132, 4096), (512, 512)
 
 CASES: dict[str, Callable[[], None]] = {
     "fwd_full": attention(),
@@ -131,8 +136,15 @@ CASES: dict[str, Callable[[], None]] = {
     "bwd_hd64": attention(is_backward=True, head_dim=64, causal=True),
     "bwd_hd256": attention(is_backward=True, head_dim=256),
     "bwd_hd192_128": attention(is_backward=True, head_dim=192, head_dim_v=128, causal=True),
-    "quack_rmsnorm": quack_rmsnorm,
-    "quack_softmax": quack_softmax,
+    "quack_rmsnorm": quack("rmsnorm", "_rmsnorm_fwd", ROWS, ROW, ROWS, None, COLUMN, None, None, None, eps=1e-6),
+    "quack_rmsnorm_bwd": quack("rmsnorm", "_rmsnorm_bwd", ROWS, ROW, ROWS, COLUMN, ROWS, PARTIAL, sm_count=132),
+    "quack_softmax": quack("softmax", "_softmax_fwd", ROWS, ROWS),
+    "quack_softmax_bwd": quack("softmax", "_softmax_backward", ROWS, ROWS, ROWS),
+    "quack_cross_entropy": quack("cross_entropy", "cross_entropy_fwd", ROWS, ("int64", 1024)),
+    "quack_cross_entropy_bwd": quack("cross_entropy", "cross_entropy_bwd", ROWS, ("int64", 1024), COLUMN, COLUMN),
+    "quack_gemm": quack(
+        "gemm", "gemm", SQUARE, SQUARE, SQUARE, None, None, tile_M=128, tile_N=128, cluster_M=2, cluster_N=1
+    ),
 }
 
 

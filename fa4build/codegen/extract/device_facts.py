@@ -53,9 +53,13 @@ def pretend(hardware_info: type, device: StandInDevice) -> None:
     for name in dir(hardware_info):
         if not name.startswith("_"):
             setattr(hardware_info, name, unknown(name))
-    hardware_info.__init__ = lambda _self, *_args, **_kwargs: None
-    hardware_info.get_device_multiprocessor_count = lambda _self: device.sm_count
-    hardware_info.get_l2_cache_size_in_bytes = lambda _self: device.l2_bytes
+    answers: dict[str, Callable[..., Any]] = {
+        "__init__": lambda _self, *_args, **_kwargs: None,
+        "get_device_multiprocessor_count": lambda _self: device.sm_count,
+        "get_l2_cache_size_in_bytes": lambda _self: device.l2_bytes,
+    }
+    for name, answer in answers.items():
+        setattr(hardware_info, name, answer)
 
 
 def with_device_inputs(

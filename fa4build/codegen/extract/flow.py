@@ -56,7 +56,7 @@ class Flow:
             for label, following in self.successors.items()
             if label not in self.failing
         }
-        predecessors: dict[str, list[str]] = {EXIT: []} | {label: [] for label in edges}
+        predecessors: dict[str, list[str]] = {label: [] for label in (EXIT, *edges)}
         for label, following in edges.items():
             for successor in following:
                 predecessors[successor].append(label)

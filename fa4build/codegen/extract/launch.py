@@ -117,7 +117,7 @@ def kernel_symbols(module: Module) -> dict[str, str]:
     return found
 
 
-def _stored_text(ops: Sequence[Op], by_result: dict[str | None, Op], slot: str) -> str:
+def _stored_text(ops: Sequence[Op], by_result: dict[str, Op], slot: str) -> str:
     for op in ops:
         if op.name == "store" and op.operands[1] == slot:
             text = by_result[op.operands[0]].attribute("value") or ""

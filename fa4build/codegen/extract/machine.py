@@ -142,8 +142,8 @@ class Machine:
         texts: list[str] = []
         for op in frame.function.blocks[failing].ops:
             symbol = op.reference("global_name") if op.name == "mlir.addressof" else None
-            if symbol in self.module.strings:
-                texts.append(self.module.strings[symbol])
+            text = self.module.strings.get(symbol or "")
+            texts += [text] if text is not None else []
         self.checks.append(Check(expr=expr, parts=tuple(texts)))
 
     def _both(
@@ -381,7 +381,7 @@ class Machine:
         return None
 
     def _op_call(self, op: Op, operands: tuple[Value, ...]) -> Value:
-        callee = op.reference("callee")
+        callee = op.reference("callee") or "a computed address"
         if callee in self._externals:
             return self._externals[callee](self, operands)
         if callee in self.module.functions:

@@ -165,7 +165,7 @@ def parse_module(text: str) -> Module:
 
 def _region(lines: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
     """Lines up to the one that closes a top-level operation's region."""
-    body = []
+    body: list[tuple[int, str]] = []
     for number, line in lines:
         if line.startswith("  })"):
             return body
@@ -175,7 +175,8 @@ def _region(lines: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
 
 def _parse_function(name: str, body: list[tuple[int, str]]) -> Function:
     blocks: dict[str, Block] = {}
-    label, arguments, ops = "bb0", (), []
+    label, ops = "bb0", list[Op]()
+    arguments: tuple[tuple[str, str], ...] = ()
     for number, line in body:
         match = _BLOCK.match(line)
         if match is None:

@@ -28,8 +28,8 @@ _L2_PROMOTIONS = (0, 64, 128, 256)
 
 # (word, first bit) of the low 32 bits of extent d, and of the low 32 bits of stride d (in units of 16 bytes), d from 1
 _EXTENT_AT = ((4, 0), (4, 32), (5, 0), (5, 32), (6, 0))
-_STRIDE_AT = (None, (1, 32), (2, 0), (2, 32), (3, 0))
-_STRIDE_HIGH_AT = (None, (3, 32), (3, 36), (3, 40), (3, 44))  # bits 36 to 39 of the stride
+_STRIDE_AT = {1: (1, 32), 2: (2, 0), 3: (2, 32), 4: (3, 0)}
+_STRIDE_HIGH_AT = {1: (3, 32), 2: (3, 36), 3: (3, 40), 4: (3, 44)}  # bits 36 to 39 of the stride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,10 +188,16 @@ def compare_with_code(
 def _compare(launch: Launch, code: ConcreteLaunch, place: str) -> None:
     attributes = {_CLUSTER: struct.pack("<3i", 1, 1, 1), _PDL: bytes(4), _COOPERATIVE: bytes(4)}
     attributes |= {id_: data[: len(attributes[id_])] for id_, data in code.attributes.items()}
-    ours = (launch.kernel, launch.grid, launch.block, launch.smem, struct.pack("<3i", *launch.cluster))
-    ours += (launch.pdl, launch.cooperative, len(launch.params))
-    theirs = (code.kernel, code.grid, code.block, code.smem, attributes[_CLUSTER])
-    theirs += (any(attributes[_PDL]), any(attributes[_COOPERATIVE]), len(code.params))
+    ours = {
+        "kernel": (launch.kernel, len(launch.params)),
+        "sizes": (launch.grid, launch.block, launch.smem, struct.pack("<3i", *launch.cluster)),
+        "attributes": (launch.pdl, launch.cooperative),
+    }
+    theirs = {
+        "kernel": (code.kernel, len(code.params)),
+        "sizes": (code.grid, code.block, code.smem, attributes[_CLUSTER]),
+        "attributes": (any(attributes[_PDL]), any(attributes[_COOPERATIVE])),
+    }
     if ours != theirs:
         raise LaunchPlanError(f"plan launches {ours}, host code {theirs}: {place}")
     for i, (param, raw) in enumerate(zip(launch.params, code.params, strict=True)):
