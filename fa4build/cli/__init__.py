@@ -93,5 +93,5 @@ def _report(message: str, code: int) -> int:
     return code
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     click.echo(f"fa4build: warning: {message}", err=True)

@@ -18,6 +18,8 @@ from fa4build.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from fa4build.cache import Cache
+    from fa4build.variants import Selection
     from fa4build.wheel import WrittenWheel
 
 
@@ -87,7 +89,7 @@ def command(
     return 0
 
 
-def _dry_run(wanted: object, cache: object, hosts: tuple[str, ...], out_dir: Path, as_json: bool) -> int:
+def _dry_run(wanted: "Selection", cache: "Cache", hosts: tuple[str, ...], out_dir: Path, as_json: bool) -> int:
     """Names of the wheels, and the variants that would be compiled first."""
     from fa4build.arch import ARCHES
     from fa4build.launcher_build import platform_named

@@ -49,7 +49,7 @@ def setup() -> dict[str, str]:
     import fa4build.codegen.signature
     import fa4build.variants  # noqa: F401
 
-    flavour = Path(sys.modules[_FLAVOURED_MODULE].__file__).name.split(".")[1]
+    flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
     return {"dsl_version": cutlass.__version__, "backend": flavour}
 
 
@@ -154,6 +154,8 @@ def fake_arguments(signature: Sequence["Arg"]) -> list[Any]:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
 
+    from fa4build.codegen.signature import ScalarArg
+
     types = {
         "bf16": cutlass.BFloat16,
         "fp16": cutlass.Float16,
@@ -167,12 +169,12 @@ def fake_arguments(signature: Sequence["Arg"]) -> list[Any]:
 
     def fake(argument: "Arg") -> Any:
         dtype = types[argument.dtype]
-        if not hasattr(argument, "shape"):
+        if isinstance(argument, ScalarArg):
             return dtype(0)
         divisibility = argument.align_bytes * 8 // dtype.width
         return make_fake_tensor(
             dtype,
-            tuple(symbols.get(extent, extent) for extent in argument.shape),
+            tuple(symbols[extent] if isinstance(extent, str) else extent for extent in argument.shape),
             stride=(*(cute.sym_int64(divisibility=divisibility) for _ in argument.shape[1:]), 1),
             assumed_align=argument.align_bytes,
         )
