@@ -311,6 +311,7 @@ def _simulated_check(end: End) -> Check:
         summary=proof.summary,
         details={"runs": [dict(run) for run in proof.runs]},
         failures=proof.failures,
+        notes=tuple(sorted({note for run in proof.runs for note in run["notes"]})),
     )
 
 

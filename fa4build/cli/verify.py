@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fa4build.cache import Cache
     from fa4build.verify import Check, Event, VerifyReport
 
+NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has one tends to have many
+
 
 @click.command("verify")
 @click.argument("globs", nargs=-1, metavar="[GLOB]...")
@@ -211,8 +213,10 @@ def _print(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ...], as_js
         print_json(report_document(report, cache, seeds))
         return
     for check in report.checks:
-        for text in check.notes:
+        for text in check.notes[:NOTES_SHOWN]:
             note(f"note: {check.name}: {text}")
+        if len(check.notes) > NOTES_SHOWN:
+            note(f"note: {check.name}: and {len(check.notes) - NOTES_SHOWN} more; --json has all")
     for line in report.baseline_changes:
         click.echo(f"baseline: {line}")
     click.echo(f"{_summary(report)} in {report.seconds:.1f} s; evidence: {cache.root / 'evidence'}")
