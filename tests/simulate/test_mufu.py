@@ -134,8 +134,8 @@ def test_rcp_ftz_special_values(x, expected):
         (1.0, 0),
         (2.0, bits_of(1.0)),
         (2.0**127, bits_of(127.0)),
-        (0.25, bits_of(-2.0)),
-        (2.0**-126, bits_of(-126.0)),
+        (0.25, bits_of(-2.0) - 1),  # the tail of the fraction: one place toward zero
+        (2.0**-126, bits_of(-126.0) - 1),
         (0.0, NEGATIVE_INF),
         (-0.0, NEGATIVE_INF),
         (1e-45, NEGATIVE_INF),
@@ -146,7 +146,7 @@ def test_rcp_ftz_special_values(x, expected):
     ],
 )
 def test_lg2_ftz_special_values(x, expected):
-    """Powers of two are exact; zero and subnormals give -inf; a negative argument gives NaN."""
+    """Powers of two from 1 on are exact; zero and subnormals give -inf; a negative argument gives NaN."""
     assert expected == int(mufu.lg2_ftz(f32(x))[0])
 
 
@@ -157,6 +157,41 @@ def test_lg2_adds_the_exponent_and_cuts_off():
     expected = round_fraction(3 + fraction_of(table_bits), F32, "rz")
 
     assert expected == int(mufu.lg2_ftz(f32(12.0))[0])
+
+
+@pytest.mark.parametrize(
+    ("x", "places"),
+    [
+        pytest.param(0.375, 0, id="needs-cutting"),
+        pytest.param(2.0**-126, 1, id="integer"),
+    ],
+)
+def test_lg2_below_one_half_loses_a_place_where_nothing_is_cut(x, places):
+    """exponent + table(mantissa) toward zero; a sum that f32 holds exactly is one place smaller in magnitude."""
+    mantissa = bits_of(x) & 0x7FFFFF
+    exponent = (bits_of(x) >> 23) - 127
+    table_bits = correctly_rounded(mpmath.log(1 + mpmath.mpf(mantissa) / 2**23, 2)) if mantissa else 0
+    total = exponent + fraction_of(table_bits + int(delta("lg2_1to2")[mantissa]))
+    expected = round_fraction(total, F32, "rz") - places
+
+    assert (places == 1) == (fraction_of(round_fraction(total, F32, "rz")) == total)
+    assert expected == int(mufu.lg2_ftz(f32(x))[0])
+
+
+@pytest.mark.slow
+def test_lg2_errors_occur_exactly_as_often_as_on_the_hardware():
+    """All 252 octaves outside [0.5, 2) and 0.5 itself: the counts of -2, -1, 0, +1 places measured on an H200."""
+    counts = np.zeros(4, dtype=np.int64)
+    for first in range(0, 1 << 23, 1 << 16):  # pieces that stay in the cache
+        mantissas = np.arange(first, first + (1 << 16))
+        log_of_mantissa = np.log2(1 + mantissas / 2.0**23)
+        for exponent in [e for e in range(-126, 128) if e not in (-1, 0)]:
+            x = (mantissas + ((exponent + 127) << 23)).astype(np.uint32)
+            correct = (exponent + log_of_mantissa).astype(np.float32).view(np.int32)
+            counts += np.bincount(mufu.lg2_ftz(x).view(np.int32) - correct + 2, minlength=4)
+    counts[int(mufu.lg2_ftz(f32(0.5))[0]) - bits_of(-1.0) + 2] += 1
+
+    assert [1_099_476, 1_055_732_263, 1_055_998_003, 1_099_475] == counts.tolist()
 
 
 def test_lg2_just_below_one_reads_its_own_table():

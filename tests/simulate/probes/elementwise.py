@@ -152,14 +152,14 @@ def mixed_operands(seed: int) -> np.ndarray:
 
 
 def mufu_operands(seed: int) -> np.ndarray:
-    """Column a: exponents, the table ranges of ex2, rcp and lg2 for x >= 0.5, special values. Columns b, c: zero.
-
-    lg2 below 0.5 is not modelled exactly, so `a` holds no positive value there except powers of two.
-    """
+    """Column a: exponents, the table ranges of ex2, rcp and lg2, special values. Columns b, c: zero."""
     rng = np.random.default_rng(seed)
     parts = [
-        rng.uniform(-150, -1e-3, 384),
-        rng.uniform(0.5, 2, 320),
+        rng.uniform(-150, -1e-3, 244),
+        rng.uniform(0.5, 2, 260),
+        np.exp2(-rng.uniform(1, 4, 100)),
+        np.exp2(-rng.uniform(4, 126, 60)),
+        np.exp2(-np.arange(1.0, 41.0)),
         rng.uniform(2, 130, 160),
         -np.exp2(rng.uniform(-140, 127, 80)),
         np.exp2(rng.uniform(1, 127, 40)),
