@@ -515,6 +515,41 @@ def test_multiples_guard_names_both_extents() -> None:
     assert failed_guard(plan, good | {"x.shape[1]": 5}) == expected
 
 
+def test_a_fixed_ratio_and_unit_strides_are_guarded() -> None:
+    """A kernel compiled for 4 query heads a key head refuses others; a stride it takes for 1 must be 1."""
+    spec = {
+        "shapes": {"x": ["num_heads_q", "num_heads_kv"]},
+        "multiples": [["num_heads_q", "num_heads_kv", 4]],
+        "unit_strides": ["x.stride[1]"],
+    }
+    plan = add_guards(replace(small_plan(), spec=spec))
+
+    good = INPUTS | {"x.shape[0]": 12, "x.shape[1]": 3, "x.stride[1]": 1}
+    assert failed_guard(plan, good) is None
+    ratio = "x.shape[0] is num_heads_q and must be 4 times x.shape[1]"
+    assert failed_guard(plan, good | {"x.shape[0]": 24}) == ratio
+    assert failed_guard(plan, good | {"x.stride[1]": 2}) == "x.stride[1] must be 1"
+    assert failed_guard(plan, good | {"x.stride[1]": 2, "x.shape[0]": 4, "x.shape[1]": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"shapes": {"z": ["rows"]}}, "gives z 1 extents"),
+        ({"shapes": {"x": ["rows"]}}, "gives x 1 extents"),
+        (
+            {"shapes": {"x": ["rows", "columns"]}, "multiples": [["rows", "heads"]]},
+            "names rows and heads; known extents",
+        ),
+        ({"unit_strides": ["x.stride[2]"]}, r"names x.stride\[2\]; the host function has \['x.stride\[0\]'"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_refused(spec: dict[str, Any], message: str) -> None:
+    """Facts about what the host function does not have are mistakes, not guards to drop."""
+    with pytest.raises(LaunchPlanError, match=message):
+        add_guards(replace(small_plan(), spec=spec))
+
+
 def test_constants_keep_their_bits() -> None:
     """Floats are written as bit strings, so no reader rounds them."""
     b = NodeTable()

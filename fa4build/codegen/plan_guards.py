@@ -1,14 +1,15 @@
 """Guards for what host code does not check: facts of the specialization, and what a tensor map can describe.
 
-Two reserved keys of a plan's `spec` say what the kernel was compiled for; the rest of `spec` are named facts:
+Three reserved keys of a plan's `spec` say what the kernel was compiled for; the rest of `spec` are named facts:
 
     {"head_dim": 128,
      "shapes": {"q": ["batch", "seqlen_q", "num_heads_q", "head_dim"], "k": ["batch", "seqlen_k", "num_heads_kv", 128]},
-     "multiples": [["num_heads_q", "num_heads_kv"]]}
+     "multiples": [["num_heads_q", "num_heads_kv"]],
+     "unit_strides": ["q.stride[3]"]}
 
 In `shapes` a number is an extent; a name of an integer fact is that extent; any other name is a run-time extent, the
-same wherever it occurs. In `multiples` the first name's extent is a multiple of the second's. A stride of an extent of
-1 is free, because no kernel ever uses it.
+same wherever it occurs. In `multiples` the first name's extent is a multiple of the second's; a number behind them is
+the quotient. A stride of an extent of 1 is free, because no kernel ever uses it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ def add_guards(plan: LaunchPlan) -> LaunchPlan:
     """
     table = NodeTable(plan.nodes)
     guards = {guard.expr: guard for guard in plan.guards}
-    guards |= {guard.expr: guard for guard in _shape_guards(table, plan)}  # of two messages, the one that says why
+    first = _first_occurrences(plan)
+    for guard in (
+        *_shape_guards(table, plan, first),
+        *_multiple_guards(table, plan, first),
+        *_unit_guards(table, plan),
+    ):
+        guards[guard.expr] = guard  # of two messages for one condition, the one that says why
     for guard in _map_guards(table, plan):
         guards.setdefault(guard.expr, guard)
     for guard in guards.values():
@@ -42,10 +49,19 @@ def add_guards(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, nodes=tuple(table.nodes), guards=tuple(guards.values()))
 
 
-def _shape_guards(table: NodeTable, plan: LaunchPlan) -> Iterator[Guard]:
-    """One guard for each extent in `spec["shapes"]`, and those of `spec["multiples"]`."""
-    ranks = {arg.name: arg.rank for arg in plan.args if arg.kind == "tensor"}
+def _first_occurrences(plan: LaunchPlan) -> dict[str, str]:
+    """Name of a run-time extent -> the first leaf that is it."""
     first: dict[str, str] = {}
+    for tensor, shape in plan.spec.get("shapes", {}).items():
+        for i, extent in enumerate(shape):
+            if _fixed(extent, plan.spec) is None:
+                first.setdefault(str(extent), f"{tensor}.shape[{i}]")
+    return first
+
+
+def _shape_guards(table: NodeTable, plan: LaunchPlan, first: Mapping[str, str]) -> Iterator[Guard]:
+    """One guard for each extent in `spec["shapes"]` that is fixed or occurs elsewhere."""
+    ranks = {arg.name: arg.rank for arg in plan.args if arg.kind == "tensor"}
     for tensor, shape in plan.spec.get("shapes", {}).items():
         if ranks.get(tensor) != len(shape):
             raise LaunchPlanError(f'spec["shapes"] gives {tensor} {len(shape)} extents; the host function has {ranks}')
@@ -54,18 +70,42 @@ def _shape_guards(table: NodeTable, plan: LaunchPlan) -> Iterator[Guard]:
             fixed = _fixed(extent, plan.spec)
             if fixed is not None:
                 role = f" is {extent} and" if isinstance(extent, str) else ""
-                condition = table.op("eq", "i64", table.leaf(leaf, "i64"), table.const(fixed, "i64"))
-                yield Guard(expr=condition, message=f"{leaf}{role} must be {fixed}", source="spec")
-            elif first.setdefault(str(extent), leaf) != leaf:
-                other = first[str(extent)]
-                condition = table.op("eq", "i64", table.leaf(leaf, "i64"), table.leaf(other, "i64"))
-                yield Guard(expr=condition, message=f"{leaf} is {extent} and must be equal to {other}", source="spec")
-    for name, divisor in plan.spec.get("multiples", []):
+                yield _equal(table, leaf, table.const(fixed, "i64"), f"{leaf}{role} must be {fixed}")
+            elif first[extent] != leaf:
+                message = f"{leaf} is {extent} and must be equal to {first[extent]}"
+                yield _equal(table, leaf, table.leaf(first[extent], "i64"), message)
+
+
+def _multiple_guards(table: NodeTable, plan: LaunchPlan, first: Mapping[str, str]) -> Iterator[Guard]:
+    """Guards of `spec["multiples"]`."""
+    for name, divisor, *quotient in plan.spec.get("multiples", []):
         if name not in first or divisor not in first:
             raise LaunchPlanError(f'spec["multiples"] names {name} and {divisor}; known extents: {sorted(first)}')
-        remainder = table.op("urem", "i64", table.leaf(first[name], "i64"), table.leaf(first[divisor], "i64"))
-        message = f"{first[name]} is {name} and must be a multiple of {first[divisor]}"
-        yield Guard(expr=table.op("eq", "i64", remainder, table.const(0, "i64")), message=message, source="spec")
+        whole, part = table.leaf(first[name], "i64"), table.leaf(first[divisor], "i64")
+        subject = f"{first[name]} is {name} and must be"
+        if quotient:
+            expected = table.op("mul", "i64", part, table.const(quotient[0], "i64"))
+            yield _equal(table, first[name], expected, f"{subject} {quotient[0]} times {first[divisor]}")
+        else:
+            rest = table.op("urem", "i64", whole, part)
+            condition = table.op("eq", "i64", rest, table.const(0, "i64"))
+            yield Guard(expr=condition, message=f"{subject} a multiple of {first[divisor]}", source="spec")
+
+
+def _unit_guards(table: NodeTable, plan: LaunchPlan) -> Iterator[Guard]:
+    """Guards of `spec["unit_strides"]`."""
+    known = {f"{arg.name}.stride[{i}]" for arg in plan.args if arg.kind == "tensor" for i in range(arg.rank or 0)}
+    one = table.const(1, "i64")
+    for leaf in plan.spec.get("unit_strides", []):
+        if leaf not in known:
+            raise LaunchPlanError(f'spec["unit_strides"] names {leaf}; the host function has {sorted(known)}')
+        is_free = table.op("eq", "i64", table.leaf(leaf.replace(".stride[", ".shape["), "i64"), one)
+        condition = table.op("or", "i1", is_free, table.op("eq", "i64", table.leaf(leaf, "i64"), one))
+        yield Guard(expr=condition, message=f"{leaf} must be 1", source="spec")
+
+
+def _equal(table: NodeTable, leaf: str, expected: int, message: str) -> Guard:
+    return Guard(expr=table.op("eq", "i64", table.leaf(leaf, "i64"), expected), message=message, source="spec")
 
 
 def _fixed(extent: object, spec: Mapping[str, Any]) -> int | None:

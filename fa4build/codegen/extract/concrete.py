@@ -254,7 +254,7 @@ class Interpreter:
         return _int(self._address("stream"), "i64") if callee == "TVMFFIEnvGetStream" else _int(0, "i32")
 
     def _launch(self, configuration: int, kernel: int, pointers: int) -> None:
-        sizes = [self._number(configuration + 4 * i, 4) for i in range(6)]
+        sizes = [_signed(self._number(configuration + 4 * i, 4), 32) for i in range(6)]
         attributes = self._number(configuration + 40, 8)
         params = []
         count = len(self._data[(pointers - _BASE) // _STEP]) // 8
@@ -295,7 +295,10 @@ def _as_float(value: Raw, type_: str) -> float:
 
 
 def _float(value: float, type_: str) -> Raw:
-    data = struct.pack(_FORMATS[type_], value)
+    try:
+        data = struct.pack(_FORMATS[type_], value)
+    except OverflowError:
+        data = struct.pack(_FORMATS[type_], math.copysign(math.inf, value))
     return Raw(data, b"\1" * len(data))
 
 
