@@ -11,7 +11,8 @@ Zero products take no part in E. Successive K steps are separate instructions, c
 | type | K step | evidence |
 |---|---|---|
 | bf16 | 16 | H200: 131,072 of 131,072 outputs; B200: 5,000 of 5,000 vectors |
-| f16 16, tf32 8 | | B200: 5,000 of 5,000 vectors each |
+| f16 | 16 | B200: 5,000 of 5,000 vectors |
+| tf32 | 8 | B200: 5,000 of 5,000 vectors |
 | e4m3, e5m2 | 32 | one public model of tcgen05 [PUB]; Hopper's fp8 wgmma is another unit and is not modelled |
 
 Source: ptx-semantics 9.8; overflow to infinity and NaN 0x7FFFFFFF as in the public model MMA-Sim (arXiv 2511.10909).
