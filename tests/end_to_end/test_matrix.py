@@ -26,6 +26,20 @@ THREE = (*PAIR, "fwd-sm90a-bf16-hd128-full")
 TIMEOUT_S = 300
 
 
+def checkout(directory: Path, origin: Path = ROOT, *, kernels: str = "kernels_src") -> Path:
+    """A copy of builder and kernels at another place. Installed, the kernels lie in `fa4build/kernels_src`."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(origin / "fa4build", directory / "fa4build", ignore=ignored)
+    shutil.copytree(origin / "kernels_src", directory / kernels, ignore=ignored)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout as it is now: keys must not change while somebody goes on editing."""
+    return checkout(tmp_path_factory.mktemp("source") / "checkout")
+
+
 def command(cache: Path, ids: tuple[str, ...], *options: str) -> list[str]:
     """A build of these variants into a cache, with JSON on stdout."""
     selected = [word for id_ in ids for word in ("--select", id_)]
@@ -37,7 +51,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "FA4BUILD_CACHE_DIR"}
 
 
-def matrix(cache: Path, ids: tuple[str, ...], *options: str, root: Path = ROOT) -> tuple[int, dict, str]:
+def matrix(root: Path, cache: Path, ids: tuple[str, ...], *options: str) -> tuple[int, dict, str]:
     """Exit code, document and messages of a build."""
     done = subprocess.run(
         command(cache, ids, *options),
@@ -52,10 +66,10 @@ def matrix(cache: Path, ids: tuple[str, ...], *options: str, root: Path = ROOT) 
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """A cache with two variants, and the report of the build that filled it."""
     cache = tmp_path_factory.mktemp("matrix") / "cache"
-    code, report, messages = matrix(cache, PAIR)
+    code, report, messages = matrix(source, cache, PAIR)
     assert code == 0, messages
     return cache, report
 
@@ -86,25 +100,25 @@ def test_the_cache_holds_cubin_ptx_and_plan_of_one_kernel(built):
     assert cache.verify() == ()
 
 
-def test_a_second_build_compiles_nothing(built):
+def test_a_second_build_compiles_nothing(source, built):
     """Proven by --assert-cached as well as by the report."""
     cache, first = built
-    code, again, _ = matrix(cache, PAIR)
+    code, again, _ = matrix(source, cache, PAIR)
 
     assert (code, again["counts"]) == (0, {"cached": 2, "compiled": 0, "failed": 0})
     assert [row["key"] for row in again["variants"]] == [row["key"] for row in first["variants"]]
-    assert matrix(cache, PAIR, "--assert-cached")[0] == 0
+    assert matrix(source, cache, PAIR, "--assert-cached")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("signal_", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)], ids=["kill", "ctrl-c"]
 )
-def test_a_stopped_build_loses_nothing_that_was_finished(tmp_path, signal_, code):
+def test_a_stopped_build_loses_nothing_that_was_finished(source, tmp_path, signal_, code):
     """Stopped after the first variant; the next build compiles the others only, and all is whole."""
     cache = tmp_path / "cache"
     process = subprocess.Popen(
         command(cache, THREE, "--jobs", "1"),
-        cwd=ROOT,
+        cwd=source,
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -115,7 +129,7 @@ def test_a_stopped_build_loses_nothing_that_was_finished(tmp_path, signal_, code
     assert process.wait(timeout=TIMEOUT_S) == code
     process.stderr.close()
     finished = len(Cache(cache).entries())
-    code, report, messages = matrix(cache, THREE)
+    code, report, messages = matrix(source, cache, THREE)
 
     assert first.startswith("[1/3] compiled")
     assert 1 <= finished < 3
@@ -124,13 +138,13 @@ def test_a_stopped_build_loses_nothing_that_was_finished(tmp_path, signal_, code
     assert Cache(cache).verify() == ()
 
 
-def test_two_builds_at_once_share_the_work(tmp_path):
+def test_two_builds_at_once_share_the_work(source, tmp_path):
     """Every variant is compiled by one of them and taken from the cache by the other."""
     cache = tmp_path / "cache"
     processes = [
         subprocess.Popen(
             command(cache, PAIR, "--jobs", "1"),
-            cwd=ROOT,
+            cwd=source,
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -146,38 +160,30 @@ def test_two_builds_at_once_share_the_work(tmp_path):
         assert statuses == ["cached", "compiled"]
 
 
-def checkout(directory: Path, *, kernels: str = "kernels_src") -> Path:
-    """A copy of builder and kernels at another place. Installed, the kernels lie in `fa4build/kernels_src`."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "fa4build", directory / "fa4build", ignore=ignored)
-    shutil.copytree(ROOT / "kernels_src", directory / kernels, ignore=ignored)
-    return directory
-
-
 def shipped(cache: Path) -> dict[str, tuple[str, str, str]]:
     """Digests of cubin, PTX and plan by variant."""
     names = ("cubin", "ptx", "plan")
     return {entry.name: tuple(entry.objects[name].sha256 for name in names) for entry in Cache(cache).entries()}
 
 
-def test_an_installation_elsewhere_gives_the_same_keys_and_the_same_bytes(built, tmp_path):
+def test_an_installation_elsewhere_gives_the_same_keys_and_the_same_bytes(source, built, tmp_path):
     """So a cache can be shared between machines, and wheels can be reproduced. Installed, and under a longer path."""
     cache, first = built
-    root = checkout(tmp_path / "a place with a rather longer name" / "lib", kernels="fa4build/kernels_src")
-    code, report, messages = matrix(tmp_path / "cache", PAIR, root=root)
+    root = checkout(tmp_path / "a place with a rather longer name" / "lib", source, kernels="fa4build/kernels_src")
+    code, report, messages = matrix(root, tmp_path / "cache", PAIR)
 
     assert code == 0, messages
     assert [row["key"] for row in report["variants"]] == [row["key"] for row in first["variants"]]
     assert shipped(tmp_path / "cache") == shipped(cache)
 
 
-def test_a_kernel_that_does_not_compile_fails_alone_and_its_source_is_kept(built, tmp_path):
+def test_a_kernel_that_does_not_compile_fails_alone_and_its_source_is_kept(source, tmp_path):
     """One data type breaks in the kernel file; the other is built. Message, log and rendered module stay."""
-    root = checkout(tmp_path / "checkout")
+    root = checkout(tmp_path / "checkout", source)
     kernel = root / "kernels_src" / "forward_sm90.py"
     guard = '\nif "fp16" in __import__("os").getcwd():\n    raise ValueError("no fp16 today")\n'
     kernel.write_text(kernel.read_text() + guard)
-    code, report, messages = matrix(tmp_path / "cache", PAIR, root=root)
+    code, report, messages = matrix(root, tmp_path / "cache", PAIR)
     outcomes = {row["id"]: row for row in report["variants"]}
     (work_dir,) = (tmp_path / "cache" / "work").iterdir()
 
