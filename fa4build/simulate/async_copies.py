@@ -193,9 +193,8 @@ def _bulk_load(b, ins, match):
             barrier = find_mbarrier(g.cta, int(bar(g)[lane]))
             target = shared_span(b, cta, offset, size, "bulk copy")
             cta.memory.find(origin, size, "bulk copy")
-            _submit_load(
-                b, g, mask, cta, offset, target, lambda o=origin, s=size: g.cta.memory.read_bytes(o, s), barrier
-            )
+            fetch = lambda o=origin, s=size: g.cta.memory.read_bytes(o, s)  # noqa: E731
+            _submit_load(b, g, lane, cta, offset, target, fetch, barrier, [("gmem", origin, size)])
 
     return run
 
@@ -309,7 +308,10 @@ def _bulk_commit(b, ins, match):
             warp = g.warps[k]
             for lane in {*warp.bulk_open, *warp.bulk_groups}:
                 if mask is None or mask[WARP * k + lane]:
-                    warp.bulk_groups.setdefault(lane, []).append(warp.bulk_open.pop(lane, []))
+                    group = warp.bulk_open.pop(lane, [])
+                    for op in group:
+                        op.committed = True
+                    warp.bulk_groups.setdefault(lane, []).append(group)
 
     return run
 
@@ -347,7 +349,8 @@ def _st_async(b, ins, match):
             cta, offset = target_cta(b, g, int(to(g)[lane]))
             data = np.array([v(g)[lane] for v in values], f"u{size}").view(np.uint8)
             target = shared_span(b, cta, offset, len(data), "st.async")
-            _submit_load(b, g, lane, cta, offset, target, lambda d=data: d, find_mbarrier(g.cta, int(bar(g)[lane])))
+            barrier = find_mbarrier(g.cta, int(bar(g)[lane]))
+            _submit_load(b, g, lane, cta, offset, target, lambda d=data: d, barrier)
 
     return run
 

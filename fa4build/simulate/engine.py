@@ -11,13 +11,17 @@ SCHEDULES = ("eager", "late", "random")
 
 
 class AsyncOp:
-    """One operation. `stages` are run in order, each once; `describe` says what it is, with its PTX line."""
+    """One operation. `stages` are run in order, each once; `describe` says what it is, with its PTX line.
 
-    __slots__ = ("clock", "describe", "stage", "stages", "token")
+    `token`: its (component, count) in the clocks of the checks. `committed`: some thread closed a group that holds it.
+    """
+
+    __slots__ = ("committed", "describe", "stage", "stages", "token")
 
     def __init__(self, describe: str, stages: list[Callable[[], None]]):
         self.describe, self.stages, self.stage = describe, stages, 0
-        self.clock = self.token = None
+        self.token = None
+        self.committed = False
 
     @property
     def has_read(self) -> bool:

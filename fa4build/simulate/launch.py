@@ -54,6 +54,7 @@ def run_launch(
     memory: GlobalMemory,
     *,
     checks: bool = False,
+    allowed: tuple[str, ...] = (),
     schedule: str = "eager",
     seed: int = 0,
     contract: bool = True,
@@ -66,6 +67,7 @@ def run_launch(
         launch: what to run.
         memory: buffers that the parameters point into; results appear there.
         checks: report races, missing fences, uninitialised reads, leftovers at exit.
+        allowed: rules (`R5-exit`, `R14`, ...) whose findings are notes instead of errors.
         schedule: `eager`, `late` or `random`: when asynchronous operations happen and how warps interleave.
         seed: of the random schedule.
         contract: fuse mul and add as ptxas does.
@@ -79,7 +81,7 @@ def run_launch(
     module = parse_module(ptx)
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
-    observer = _observer(checks, program)
+    observer = _observer(checks, program, allowed)
     instructions = 0
     work = GridWork(_cluster_origins(launch))
     index = 0
@@ -99,12 +101,12 @@ def run_launch(
     return RunReport(kernel=launch.kernel, warp_instructions=instructions, notes=notes)
 
 
-def _observer(checks: bool, program):
+def _observer(checks: bool, program, allowed: tuple[str, ...]):
     if not checks:
         return None
     from fa4build.simulate.checks.observer import Observer
 
-    return Observer(program)
+    return Observer(program, allowed)
 
 
 def _validate(launch: SimLaunch, function) -> None:

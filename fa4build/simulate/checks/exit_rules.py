@@ -23,6 +23,8 @@ def check_warps(observer, g, mask) -> None:
                     f"{place} exits while {unread[0].describe} may still read shared memory",
                 )
         for lane, ops in warp.bulk_open.items():
+            # Stores that all lanes issue are one store; a commit by any of them closes it.
+            ops = [op for op in ops if not op.committed]
             if leaving[lane] and ops:
                 observer.findings.error(
                     "R12", (ops[0].describe,), f"{place} exits with an uncommitted {ops[0].describe}"
@@ -57,13 +59,13 @@ def _check_barriers(observer, cta) -> None:
     for barrier in cta.mbarriers.values():
         if barrier.tx:
             observer.findings.error(
-                "R5",
+                "R5-exit",
                 (barrier.offset,),
                 f"CTA {cta.ctaid} exits with mbarrier {barrier.name} unbalanced: {barrier.state()}",
             )
         elif barrier.pending != barrier.expected:
             observer.findings.error(
-                "R5",
+                "R5-exit",
                 (barrier.offset,),
                 f"CTA {cta.ctaid} exits with a half-complete phase of mbarrier {barrier.name}: {barrier.state()}",
             )

@@ -6,10 +6,10 @@ LIMIT = 40  # findings listed in one message
 
 
 class Findings:
-    """Collects; `raise_if_any` turns errors into one exception."""
+    """Collects; `raise_if_any` turns errors into one exception. Errors of `allowed` rules are only noted."""
 
-    def __init__(self, kernel: str, instructions):
-        self.kernel, self.instructions = kernel, instructions
+    def __init__(self, kernel: str, instructions, allowed: tuple[str, ...] = ()):
+        self.kernel, self.instructions, self.allowed = kernel, instructions, allowed
         self.errors: list[str] = []
         self.notes: list[str] = []
         self._seen: set = set()
@@ -23,7 +23,7 @@ class Findings:
         """Adds an error unless the same was found before."""
         if (rule, key) not in self._seen:
             self._seen.add((rule, key))
-            self.errors.append(f"{rule} {text}")
+            (self.notes if rule in self.allowed else self.errors).append(f"{rule} {text}")
 
     def note(self, key: object, text: str) -> None:
         """Adds a note unless the same was found before."""

@@ -43,9 +43,9 @@ class _ClusterState:
 class Observer:
     """Hooks called by the machine when checks are on."""
 
-    def __init__(self, program):
+    def __init__(self, program, allowed: tuple[str, ...]):
         self.program = program
-        self.findings = Findings(program.function.name, program.function.instructions)
+        self.findings = Findings(program.function.name, program.function.instructions, allowed)
         self.rules = MemoryRules(self)
         self._semaphores: dict[tuple[int, int], Clock] = {}
 

@@ -21,6 +21,7 @@ class Shadow:
         self.write_site = np.zeros(granules, np.int32)
         self.write_mask = np.zeros(granules, np.uint16)
         self.reads = np.zeros((granules, COMPONENTS), np.int32)
+        self.read_bits = np.zeros((granules, COMPONENTS), np.uint16)
         self.read_mask = np.zeros(granules, np.uint16)
         self.read_site = np.zeros(granules, np.int32)
         self.initialised = np.zeros(granules, np.uint16)
@@ -39,7 +40,11 @@ class Shadow:
         result = np.zeros(len(where), bool)
         if touched.any():
             rows = clock_rows if clock_rows.ndim == 1 else clock_rows[touched]
-            result[touched] = (self.reads[where[touched]] > rows).any(axis=1)
+            chosen = where[touched]
+            late = self.reads[chosen] > rows
+            if late.any():
+                late &= self.read_bits[chosen] & bits[touched, None] != 0
+            result[touched] = late.any(axis=1)
         return result
 
     def first_reader(self, granule: int, clock: np.ndarray) -> int:
@@ -53,11 +58,18 @@ class Shadow:
     def note_read(self, where, bits, components, counts, site: int) -> None:
         """Records reads."""
         self.reads[where, components] = counts
+        np.bitwise_or.at(self.read_bits, (where, components), bits)
         np.bitwise_or.at(self.read_mask, where, bits)
         self.read_site[where] = site
 
     def note_write(self, where, bits, components, counts, site: int, by_async: bool) -> None:
         """Records writes; bytes of an earlier write by the same component stay its own."""
+        if not np.isscalar(components) and components[0] != components[-1]:
+            for component in np.unique(components):
+                mine = components == component
+                self.note_write(where[mine], bits[mine], component, counts[mine], site, by_async)
+            return
+        components = components if np.isscalar(components) else components[0]
         same = self.writer[where] == components
         self.write_mask[where] = np.where(same, self.write_mask[where], np.uint16(0))
         np.bitwise_or.at(self.write_mask, where, bits)
@@ -70,4 +82,5 @@ class Shadow:
     def forget_reads(self, where) -> None:
         """After a write of whole granules earlier reads matter no more."""
         self.reads[where] = 0
+        self.read_bits[where] = 0
         self.read_mask[where] = 0
