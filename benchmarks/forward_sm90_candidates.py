@@ -16,7 +16,7 @@ def _full(head_dim: int) -> list[dict]:
     """Tiles worth trying for a head_dim with no mask; the first is the row of fa4build/tuning.py."""
     return {
         64: [tuned(3, 128, 3, **PERSISTENT), tuned(3, 128, 2, **PERSISTENT)],
-        96: [tuned(3, 96, **PERSISTENT), tuned(3, 112, **PERSISTENT), tuned(3, 112, **PERSISTENT, **NO_TURNS)],
+        96: [tuned(3, 112, **PERSISTENT), tuned(3, 96, **PERSISTENT), tuned(3, 112, **PERSISTENT, **NO_TURNS)],
         128: [
             tuned(2, 128, **PERSISTENT),
             tuned(2, 128, **PERSISTENT, **NO_TURNS),
@@ -50,7 +50,7 @@ def _masked(head_dim: int) -> list[dict]:
 def _local(head_dim: int) -> list[dict]:
     """Tiles worth trying with a sliding window of a few blocks; the first is the row of tuning.py."""
     return {
-        64: [tuned(3, 128), tuned(3, 128, **PERSISTENT), tuned(3, 96)],
+        64: [tuned(3, 96), tuned(3, 128), tuned(3, 128, **PERSISTENT)],
         96: [tuned(2, 128, **PERSISTENT), tuned(2, 128), tuned(3, 96, **PERSISTENT)],
         128: [tuned(2, 128, **PERSISTENT), tuned(2, 128), tuned(2, 128, **LONGEST, **PERSISTENT)],
         192: [tuned(2, 128), tuned(2, 128, persistent=True), tuned(2, 112, **PERSISTENT)],
@@ -75,8 +75,11 @@ def _all() -> list[Candidate]:
             for i, tuning in enumerate(tunings(head_dim)):
                 name = f"bf16 {head_dim} {mask} {_label(tuning)}"
                 rows.append(_row(name, **shape, mask=mask, tuning=tuning, thorough=i == 0))
-    rows.append(_row("fp16 128 full", dtype="fp16", tuning=tuned(2, 128), thorough=True))
-    rows.append(_row("fp16 128 causal", dtype="fp16", mask="causal", tuning=tuned(2, 128), thorough=True))
+    for head_dim, mask, tunings in ((128, "full", _full), (128, "causal", _masked), (64, "local", _local)):
+        tuning = tunings(head_dim)[0]
+        rows.append(
+            _row(f"fp16 {head_dim} {mask}", dtype="fp16", head_dim=head_dim, mask=mask, tuning=tuning, thorough=True)
+        )
     return rows
 
 

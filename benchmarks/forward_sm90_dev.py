@@ -229,13 +229,15 @@ def check(function, candidate: Candidate, problem: Problem, seed: int) -> dict:
 def rounds_ms(calls: dict, inputs, options) -> dict[str, list[float]]:
     """Device times of every call, in rounds over all of them so that clock and temperature drift hit each alike.
 
-    A round times `options.repeats` launches of each call with one event pair each, rotating the inputs.
+    A round times `options.repeats` launches of each call with one event pair each, rotating the inputs. The order turns
+    by one from round to round: under a power limit whoever follows a weaker kernel runs at higher clocks.
     """
     import torch
 
-    times = {name: [] for name in calls}
+    times, order = {name: [] for name in calls}, list(calls.items())
     for round_ in range(options.rounds + 1):
-        for name, call in calls.items():
+        order = [*order[1:], order[0]]
+        for name, call in order:
             for i in range(options.repeats):
                 start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
@@ -407,6 +409,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--only", default="", help="regular expression over candidate names")
+    parser.add_argument("--rows-only", action="store_true", help="only the rows of fa4build/tuning.py")
     parser.add_argument("--phases", default="check,time")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=4, help="launches of each candidate in a round")
@@ -418,7 +421,7 @@ def main() -> None:
     options.sizes = [(32, 1024, 16), (8, 4096, 16), (2, 16384, 16)]
     options.check_until = time.time() + options.check_seconds
     options.time_until = time.time() + options.time_seconds
-    candidates = [c for c in CANDIDATES if re.search(options.only, c.name)]
+    candidates = [c for c in CANDIDATES if re.search(options.only, c.name) and (c.thorough or not options.rows_only)]
     groups_ = sorted({group_of(c) for c in candidates})
     shares = [[c for c in candidates if group_of(c) == group] for group in groups_]
     context = multiprocessing.get_context("spawn")

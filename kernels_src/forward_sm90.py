@@ -377,38 +377,47 @@ class ForwardSm90:
         """The blocks of one tile, last to first: leaves O, maxima and sums in registers."""
         blocks = self._blocks(tile.m_block, problem)
         limits = self._limits(work, tile, problem)
+        first, has_begin = blocks.end - 1, self.mask == LOCAL
         work.output.fill(0.0)
+        work.rescale.fill(1.0)
 
         wait_full(work.key_ring, k_at)
         self._issue_scores(work, k_at)
         warpgroup.wait_group(0)
         release(work.key_ring, k_at)
         k_at = k_at.next(self.kv_stages)
-        has_begin = self.mask == LOCAL
-        self._mask(work, limits, blocks.end - 1, has_begin, True)
+        self._mask(work, limits, first, has_begin, True)
         online_softmax.first_step(wgmma.rows_view(work.scores), work.row_max, work.row_sum, work.scale_log2)
-        self._wait_for_keys(work, k_at, blocks.end - 1 > blocks.begin)
-        wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
 
         if const_expr(self.mask != FULL):
-            for i in cutlass.range(blocks.end - 1 - blocks.inner_end, unroll=1):
-                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.end - 2 - i, blocks.begin, has_begin, True)
+            for i in cutlass.range(first - blocks.inner_end, unroll=1):
+                block = first - 1 - i
+                k_at, v_at = self._step(work, k_at, v_at, limits, block, block < first - 1, has_begin, True)
         for i in cutlass.range(blocks.inner_end - blocks.inner_begin, unroll=1):
-            k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_end - 1 - i, blocks.begin, False, False)
+            block = blocks.inner_end - 1 - i
+            k_at, v_at = self._step(work, k_at, v_at, limits, block, block < first - 1, False, False)
         if const_expr(self.mask == LOCAL):
             for i in cutlass.range(blocks.inner_begin - blocks.begin, unroll=1):
-                k_at, v_at = self._step(work, k_at, v_at, limits, blocks.inner_begin - 1 - i, blocks.begin, True, False)
+                block = blocks.inner_begin - 1 - i
+                k_at, v_at = self._step(work, k_at, v_at, limits, block, block < first - 1, True, False)
 
         if const_expr(self.separate_output):
             release(queries, q_at)
+        self._settle(work, v_at, blocks.begin < first)
         wait_full(work.value_ring, v_at)
         self._issue_output(work, v_at)
         warpgroup.wait_group(0)
         release(work.value_ring, v_at)
         return k_at, v_at.next(self.kv_stages)
 
-    def _step(self, work: Consumer, k_at, v_at, limits, block, begin, has_begin: bool, has_end: bool):
-        """Issues the scores of `block` and P V of the one before (at v_at); the softmax of `block` overlaps P V."""
+    def _step(self, work: Consumer, k_at, v_at, limits, block, is_running, has_begin: bool, has_end: bool):
+        """Starts the scores of `block` and P V of the block before it (at v_at); the softmax of `block` overlaps P V.
+
+        P V is waited for at the start of the next step (`is_running`: one is), on the other side of the loop's edge: in
+        one straight piece of code ptxas 13 moves that wait up, before the exponentials, and nothing overlaps.
+        """
+        self._settle(work, v_at, is_running)
+        wait_full(work.key_ring, k_at)
         if self.ping_pong:
             self._take_turn(work.group)
         self._issue_scores(work, k_at)
@@ -428,23 +437,17 @@ class ForwardSm90:
             has_begin or has_end,
             self.rescale_threshold,
         )
-        k_at = k_at.next(self.kv_stages)
-        self._wait_for_keys(work, k_at, block > begin)
-        warpgroup.wait_group(0)
-        release(work.value_ring, v_at)
-        online_softmax.rescale_output(wgmma.rows_view(work.output), work.rescale)
-        wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
-        return k_at, v_at.next(self.kv_stages)
+        return k_at.next(self.kv_stages), v_at.next(self.kv_stages)
 
     @cute.jit
-    def _wait_for_keys(self, work: Consumer, k_at, is_needed):
-        """Waits for the keys of the next step, if there is one, between a softmax and the wait for P V.
-
-        Here and not where the keys are read, for the branch: in one straight block ptxas 13 moves the wait for P V up,
-        before the exponentials, and nothing overlaps.
-        """
-        if is_needed:
-            wait_full(work.key_ring, k_at)
+    def _settle(self, work: Consumer, v_at, is_running):
+        """Ends the P V before v_at, if one is running: frees its values, rounds the next P and rescales O for it."""
+        is_rescaling = online_softmax.needs_rescale(work.rescale)
+        warpgroup.wait_group(0)
+        if is_running:
+            release(work.value_ring, v_at.previous(self.kv_stages))
+        wgmma.round_to_operand(work.scores, work.probabilities, self.dtype)
+        online_softmax.rescale_output(wgmma.rows_view(work.output), work.rescale, is_rescaling)
 
     def _issue_scores(self, work: Consumer, k_at: Cursor) -> None:
         keys = work.keys[None, None, None, k_at.stage]

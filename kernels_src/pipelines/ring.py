@@ -21,6 +21,11 @@ class Cursor(NamedTuple):
         wraps = self.stage + 1 == stages
         return Cursor(select(wraps, 0, self.stage + 1), select(wraps, self.phase ^ 1, self.phase))
 
+    def previous(self, stages: int) -> "Cursor":
+        """The place before this one. Integers only; two selects."""
+        wraps = self.stage == 0
+        return Cursor(select(wraps, stages - 1, self.stage - 1), select(wraps, self.phase ^ 1, self.phase))
+
 
 class Ring(NamedTuple):
     """Tiles (last mode counts stages) and pointers to the first full and the first empty barrier."""

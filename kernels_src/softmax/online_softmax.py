@@ -103,10 +103,15 @@ def next_step(
         row_sum[r] = row_sum[r] * factor + block_sum
 
 
+def needs_rescale(rescale):
+    """Whether any row of the calling warp has a factor other than 1. Contract: called by whole warps."""
+    return arch.vote_any_sync((rescale[0] != 1.0) | (rescale[1] != 1.0))
+
+
 @cute.jit
-def rescale_output(output_rows, rescale):
-    """Multiplies O by the factors of next_step, in warps where one of them differs from 1."""
-    if arch.vote_any_sync((rescale[0] != 1.0) | (rescale[1] != 1.0)):
+def rescale_output(output_rows, rescale, is_needed):
+    """Multiplies O by the factors of next_step if `is_needed`, which is the same in a whole warp."""
+    if is_needed:
         for r in cutlass.range_constexpr(2):
             for i in cutlass.range_constexpr(cute.size(output_rows, mode=[1])):
                 output_rows[r, i] = output_rows[r, i] * rescale[r]
