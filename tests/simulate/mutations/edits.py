@@ -23,16 +23,20 @@ def substitute(pattern: str, replacement: str, which: int = 0) -> Edit:
     return edit
 
 
+NOTHING = "{ .reg .b32 none; mov.b32 none, 0; }"
+"""In place of a statement, so that no branch is left around nothing."""
+
+
 def drop(pattern: str, which: int = 0) -> Edit:
     """Remove one statement: the pattern is its beginning, after any predicate."""
-    return substitute(rf"^\s*(?:@!?%\w+\s+)?{pattern}[^;]*;", "", which)
+    return substitute(rf"^\s*(?:@!?%\w+\s+)?{pattern}[^;]*;", NOTHING, which)
 
 
 def drop_all(pattern: str) -> Edit:
     """Remove every statement that begins so."""
 
     def edit(ptx: str) -> str:
-        changed, count = re.subn(rf"^\s*(?:@!?%\w+\s+)?{pattern}[^;]*;", "", ptx, flags=re.MULTILINE)
+        changed, count = re.subn(rf"^\s*(?:@!?%\w+\s+)?{pattern}[^;]*;", NOTHING, ptx, flags=re.MULTILINE)
         assert count, pattern
         return changed
 
@@ -52,13 +56,23 @@ def before(pattern: str, text: str, which: int = 0) -> Edit:
 def drop_wait(pattern: str, which: int = 0) -> Edit:
     """Remove one blocking wait: the whole `{ ... }` loop of inline assembly around an `mbarrier.try_wait`."""
 
+    return lambda ptx: _without_wait(ptx, _nth(rf"mbarrier\.try_wait[^;]*{pattern}[^;]*;", which, ptx))
+
+
+def drop_wait_before(pattern: str, which: int = 0) -> Edit:
+    """Remove the last blocking wait before the `which`-th match of a pattern."""
+
     def edit(ptx: str) -> str:
-        match = _nth(rf"mbarrier\.try_wait[^;]*{pattern}[^;]*;", which, ptx)
-        start = ptx.rindex("{", 0, match.start())
-        end = ptx.index("\n", ptx.index("}", match.end()))
-        return ptx[:start] + ptx[end:]
+        place = _nth(pattern, which, ptx).start()
+        return _without_wait(ptx, list(re.finditer(r"mbarrier\.try_wait[^;]*;", ptx[:place]))[-1])
 
     return edit
+
+
+def _without_wait(ptx: str, wait: re.Match) -> str:
+    start = ptx.rindex("{", 0, wait.start())
+    end = ptx.index("\n", ptx.index("}", wait.end()))
+    return ptx[:start] + ptx[end:]
 
 
 def both(*edits: Edit) -> Edit:
