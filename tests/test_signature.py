@@ -62,7 +62,12 @@ def test_an_undefined_list_is_an_error(variant_id):
 
 
 def test_the_plan_is_told_what_is_fixed_at_compile_time():
-    """What callers must be held to and the host code does not check."""
-    expected = {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128}
+    """Head dimensions and type, the name of every extent, and which extents must divide."""
+    spec = spec_for(parse_variant("fwd-sm100a-bf16-hd192x128-full"))
 
-    assert expected == spec_for(parse_variant("fwd-sm90a-bf16-hd192x128-full"))
+    assert {"dtype": "bf16", "head_dim": 192, "head_dim_v": 128} == {
+        name: spec[name] for name in ("dtype", "head_dim", "head_dim_v")
+    }
+    assert ["batch", "seqlen_k", "num_heads_kv", "head_dim_v"] == spec["shapes"]["v"]
+    assert {"q", "k", "v", "out", "lse"} == set(spec["shapes"])
+    assert [["num_heads_q", "num_heads_kv"]] == spec["multiples"]

@@ -62,6 +62,23 @@ def _argument(
     return TensorArg(name=name, dtype=dtypes.get(dtype, dtype), shape=extents, align_bytes=align_bytes)
 
 
-def spec_for(variant: Variant) -> dict[str, str | int]:
-    """What is fixed at compile time and the launch plan must hold callers to: its `spec` object."""
-    return {"dtype": variant.dtype, "head_dim": variant.head_dim, "head_dim_v": variant.head_dim_v}
+# Extents of which one must be a multiple of the other: query heads are shared out evenly among key heads.
+_MULTIPLES = (("num_heads_q", "num_heads_kv"),)
+
+
+def spec_for(variant: Variant) -> dict[str, object]:
+    """What is fixed at compile time and the launch plan must hold callers to: its `spec` object.
+
+    `shapes` names the extents of every tensor, so that a refusal says which extent is wrong; `multiples` lists the
+    pairs of extents that must divide.
+    """
+    rows = abi.SIGNATURES[f"{variant.op}/{variant.layout}"]
+    shapes = {name: list(rest[0]) for name, kind, _dtype, *rest in rows if kind == "tensor"}
+    named = {extent for shape in shapes.values() for extent in shape}
+    return {
+        "dtype": variant.dtype,
+        "head_dim": variant.head_dim,
+        "head_dim_v": variant.head_dim_v,
+        "shapes": shapes,
+        "multiples": [list(pair) for pair in _MULTIPLES if named.issuperset(pair)],
+    }
