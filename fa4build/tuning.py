@@ -37,7 +37,8 @@ class Tuning:
         producer_registers: of a thread that loads, issues matrix instructions, stores or schedules.
         producer_warpgroups: warpgroups with that budget.
         order: in which thread blocks take tiles, one of ORDERS.
-        persistent: one thread block per multiprocessor takes tile after tile; otherwise one per tile.
+        persistent: a thread block takes tile after tile (one block per multiprocessor; on sm90a in the order
+            longest_first two tiles each); otherwise one.
         separate_output: the output tile has shared memory of its own, otherwise it reuses Q's.
         ping_pong: consumer warpgroups take turns to issue matrix instructions.
         exp2_frequency: of each so many columns the last 4 use the polynomial; 0 is native exp2 alone.
@@ -167,7 +168,7 @@ def _rescale(dtype: str) -> tuple[float, float]:
 
 # --- sm90a forward ----------------------------------------------------------------------------------------------------
 
-_SM90_TILES_SOURCE = "tile and register table of flash-attn-4 4.0.0b36 for SM90"
+_SM90_TILES_SOURCE = "fastest of the candidates of benchmarks/notes_forward_sm90.md on an H200"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,67 +188,106 @@ class _Sm90Row:
     source: str = _SM90_TILES_SOURCE
 
 
-_MASKED, _THREE_CONSUMERS, _TWO_CONSUMERS = ("causal", "local"), (160, 32), (240, 24)
+_THREE_CONSUMERS, _TWO_CONSUMERS = (160, 32), (240, 24)
 
-# Masked tiles differ in length, so the longest go first. Warpgroups take turns up to head_dim 128.
+# Causal tiles differ in length, so the longest go first. Several tiles a block where that was faster.
 _SM90_FORWARD: tuple[_Sm90Row, ...] = (
-    _Sm90Row(head_dims=(64, 64), masks=("full",), tile_m=192, tile_n=128, registers=_THREE_CONSUMERS),
     _Sm90Row(
-        head_dims=(64, 64), masks=_MASKED, tile_m=192, tile_n=128, registers=_THREE_CONSUMERS, order="longest_first"
-    ),
-    _Sm90Row(
-        head_dims=(96, 96),
+        head_dims=(64, 64),
         masks=("full",),
         tile_m=192,
         tile_n=128,
         registers=_THREE_CONSUMERS,
-        source=f"{_SM90_TILES_SOURCE}, but 144 keys there, with P in shared memory; our P stays in registers",
+        kv_stages=3,
+        persistent=True,
+        separate_output=True,
     ),
     _Sm90Row(
-        head_dims=(96, 96), masks=_MASKED, tile_m=192, tile_n=128, registers=_THREE_CONSUMERS, order="longest_first"
+        head_dims=(64, 64),
+        masks=("causal",),
+        tile_m=192,
+        tile_n=128,
+        registers=_THREE_CONSUMERS,
+        kv_stages=3,
+        order="longest_first",
+        persistent=True,
+        separate_output=True,
     ),
-    _Sm90Row(head_dims=(128, 128), masks=("full",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS),
+    _Sm90Row(head_dims=(64, 64), masks=("local",), tile_m=192, tile_n=96, registers=_THREE_CONSUMERS),
     _Sm90Row(
-        head_dims=(128, 128), masks=_MASKED, tile_m=128, tile_n=128, registers=_TWO_CONSUMERS, order="longest_first"
+        head_dims=(96, 96),
+        masks=("full",),
+        tile_m=192,
+        tile_n=112,
+        registers=_THREE_CONSUMERS,
+        persistent=True,
+        separate_output=True,
     ),
-    _Sm90Row(head_dims=(192, 128), masks=("full",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS, ping_pong=False),
     _Sm90Row(
-        head_dims=(192, 128),
+        head_dims=(96, 96), masks=("causal",), tile_m=192, tile_n=96, registers=_THREE_CONSUMERS, order="longest_first"
+    ),
+    _Sm90Row(
+        head_dims=(96, 96),
+        masks=("local",),
+        tile_m=128,
+        tile_n=128,
+        registers=_TWO_CONSUMERS,
+        persistent=True,
+        separate_output=True,
+    ),
+    _Sm90Row(
+        head_dims=(128, 128),
+        masks=("full",),
+        tile_m=128,
+        tile_n=128,
+        registers=_TWO_CONSUMERS,
+        persistent=True,
+        separate_output=True,
+    ),
+    _Sm90Row(
+        head_dims=(128, 128),
         masks=("causal",),
         tile_m=128,
         tile_n=128,
         registers=_TWO_CONSUMERS,
         order="longest_first",
-        ping_pong=False,
+        persistent=True,
+        separate_output=True,
+    ),
+    _Sm90Row(
+        head_dims=(128, 128),
+        masks=("local",),
+        tile_m=128,
+        tile_n=128,
+        registers=_TWO_CONSUMERS,
+        persistent=True,
+        separate_output=True,
     ),
     _Sm90Row(
         head_dims=(192, 128),
-        masks=("local",),
+        masks=("full",),
         tile_m=128,
-        tile_n=96,
+        tile_n=112,
         registers=_TWO_CONSUMERS,
-        order="longest_first",
+        persistent=True,
+        separate_output=True,
         ping_pong=False,
     ),
-    _Sm90Row(head_dims=(256, 256), masks=("full",), tile_m=128, tile_n=80, registers=_TWO_CONSUMERS, ping_pong=False),
+    _Sm90Row(
+        head_dims=(192, 128), masks=("causal",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS, order="longest_first"
+    ),
+    _Sm90Row(head_dims=(192, 128), masks=("local",), tile_m=128, tile_n=128, registers=_TWO_CONSUMERS),
+    _Sm90Row(head_dims=(256, 256), masks=("full",), tile_m=128, tile_n=80, registers=_TWO_CONSUMERS, persistent=True),
     _Sm90Row(
         head_dims=(256, 256),
         masks=("causal",),
-        tile_m=128,
-        tile_n=80,
-        registers=_TWO_CONSUMERS,
-        order="longest_first",
-        ping_pong=False,
-    ),
-    _Sm90Row(
-        head_dims=(256, 256),
-        masks=("local",),
         tile_m=128,
         tile_n=64,
         registers=_TWO_CONSUMERS,
         order="longest_first",
         ping_pong=False,
     ),
+    _Sm90Row(head_dims=(256, 256), masks=("local",), tile_m=128, tile_n=64, registers=_TWO_CONSUMERS, ping_pong=False),
 )
 
 

@@ -28,7 +28,7 @@ def test_a_written_variant_is_explained_in_full():
         ("softcap", False),
         ("sink", False),
     ) == explanation.axes
-    assert "fwd-sm90a-hd128-causal|local" == explanation.tuning.name
+    assert "fwd-sm90a-hd128-causal" == explanation.tuning.name
     assert explanation.tuning.source
     assert "native" == explanation.exp2_mode
     assert "fwd_sm90.py.j2" == explanation.template
