@@ -282,7 +282,8 @@ def _static_check(
     worse = [f"worse than the baseline: {difference}" for difference in differences if difference.is_worse]
     if worse:
         worse.append("If that is meant: fa4build verify --static --update-baseline, and commit the change.")
-    notes = [f"unlike the baseline: {difference}" for difference in differences if not difference.is_worse]
+    within = [f"{d.figure} {d.baseline} -> {d.now}" for d in differences if not d.is_worse]
+    notes = [f"unlike the baseline, within tolerance: {', '.join(within)}"] if within else []
     if row is None:
         notes.append("no baseline yet: fa4build verify --static --update-baseline writes one")
     failures = (*broken, *worse)

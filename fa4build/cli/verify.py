@@ -173,7 +173,7 @@ def _progress() -> Iterator[Callable[["Event"], None]]:
             else:
                 running.pop(event.name, None)
                 if event.check.status != "known":
-                    bar.console.print(_line(event.check), highlight=False, markup=False)
+                    bar.console.print(_line(event.check), highlight=False, markup=False, soft_wrap=True)
             first = next((f"{name} {message}".rstrip() for name, message in running.items()), "reading binaries")
             more = f" +{len(running) - 1}" if len(running) > 1 else ""
             bar.update(task, completed=event.done, total=event.total, description=first + more)
