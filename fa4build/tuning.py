@@ -321,6 +321,11 @@ def _sm90_forward(variant: Variant) -> TuningRow:
 # --- sm100a and sm103a forward ----------------------------------------------------------------------------------------
 
 _FA4 = "exp2 and register table of flash-attn-4 4.0.0b36 for SM100 forward"
+_FA4_EXP2_OUR_REGISTERS = (
+    "exp2 table of flash-attn-4 4.0.0b36 for SM100 forward; registers: the most for softmax that ptxas V13.4.59 assembles "
+    "our roles with and spills nothing"
+)
+_ONE_CTA_REGISTERS = (184, 96, 48)
 _TILE_M = 128  # rows of tensor memory: one thread a row
 _TILE_N = 128
 _KV_BYTES_LIMIT = 224 * 1024  # of the 227 KiB, 3 are for barriers and statistics
@@ -337,6 +342,7 @@ class _Sm100Row:
     exp2_frequency: int
     exp2_start: int = 0
     registers: tuple[int, int, int] | None = None
+    source: str = _FA4
 
 
 def _key(
@@ -358,7 +364,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         matches=lambda v: v.arch == "sm100a" and v.head_dim < 96 and v.dtype in _B16,
         exp2_frequency=16,
         exp2_start=1,
-        registers=(200, 64, 48),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
         name="hd64-fp8",
@@ -379,7 +386,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         matches=_key("sm100a", 1, 128, _CAUSAL, _B16),
         exp2_frequency=16,
         exp2_start=1,
-        registers=(192, 72, 56),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
         name="hd192-2cta",
@@ -392,7 +400,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         matches=_key("sm100a", 1, 192, _CAUSAL, _B16),
         exp2_frequency=32,
         exp2_start=1,
-        registers=(192, 72, 56),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
         name="hd256-2cta", matches=_key("sm100a", 2, 256, _ANY_MASK, _B16), exp2_frequency=14, registers=(256, 160, 48)
@@ -415,7 +424,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         name="hd64",
         matches=lambda v: v.arch == "sm103a" and v.head_dim < 96,
         exp2_frequency=0,
-        registers=(200, 64, 48),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
         name="hd128-2cta",
@@ -427,7 +437,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         name="hd128-causal",
         matches=_key("sm103a", 1, 128, _CAUSAL, _B16),
         exp2_frequency=0,
-        registers=(176, 64, 96),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
         name="hd192-2cta",
@@ -439,7 +450,8 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         name="hd192-causal",
         matches=_key("sm103a", 1, 192, _CAUSAL, _B16),
         exp2_frequency=0,
-        registers=(176, 72, 88),
+        registers=_ONE_CTA_REGISTERS,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
     # Emulation pays up to head_dim 128: beyond it the matrix instructions take longer than the exponentials.
     _Sm100Row(
@@ -447,14 +459,15 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         matches=lambda v: v.arch == "sm100a" and v.head_dim <= 128,
         exp2_frequency=16,
         exp2_start=1,
+        source=_FA4_EXP2_OUR_REGISTERS,
     ),
-    _Sm100Row(name="default-native", matches=lambda v: True, exp2_frequency=0),
+    _Sm100Row(name="default-native", matches=lambda v: True, exp2_frequency=0, source=_FA4_EXP2_OUR_REGISTERS),
 )
 
 
 def _default_registers(q_stages: int) -> tuple[int, int, int]:
-    """(softmax, correction, other) where no row says otherwise: what is left, a multiple of 8, at most 128."""
-    softmax, correction = 192, 80
+    """(softmax, correction, other) where no row says otherwise: what is left over, a multiple of 8, at most 128."""
+    softmax, correction, _ = _ONE_CTA_REGISTERS
     rest = (_BLOCK_REGISTERS_PER_THREAD - softmax * q_stages - correction) // (3 - q_stages)
     return softmax, correction, min(rest // 8 * 8, 128)
 
@@ -507,4 +520,4 @@ def _sm100_forward(variant: Variant) -> TuningRow:
         rescale_threshold=rescale_threshold,
         max_offset=max_offset,
     )
-    return TuningRow(name=f"fwd-{variant.arch}-{row.name}", source=_FA4, tuning=tuning)
+    return TuningRow(name=f"fwd-{variant.arch}-{row.name}", source=row.source, tuning=tuning)
