@@ -133,8 +133,10 @@ class Observer:
 
     def barrier_created(self, g, barrier, site: int) -> None:
         """The 8 bytes of an mbarrier may only be touched by mbarrier instructions from now on."""
-        bytes_of = self.state(g.cta.cluster).barrier_bytes[g.cta.rank]
-        bytes_of[barrier.offset // 16] |= np.uint16(0xFF << barrier.offset % 16)
+        state = self.state(g.cta.cluster)
+        granule, bits = barrier.offset // 16, np.uint16(0xFF << barrier.offset % 16)
+        state.barrier_bytes[g.cta.rank][granule] |= bits
+        state.shared[g.cta.rank].initialised[granule] |= bits
 
     def arrive(self, g, mask, barrier, site: int) -> None:
         """Threads arrive (release)."""
