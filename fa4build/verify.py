@@ -25,7 +25,7 @@ from fa4build.pipeline import find_cached, require_cached
 from fa4build.tuning import has_tuning, tuning_for
 from fa4build.variants import Selection, expand_matrix, parse_variant, written_variants
 from fa4build.verify_pool import End, Task, run_tasks
-from fa4build.verify_simulate import Proof, Request, prove, request_for
+from fa4build.verify_simulate import Proof, Request, covers, prove, request_for
 from fa4build.verify_static import (
     BASELINE_DIR,
     Baseline,
@@ -223,7 +223,7 @@ class _Run:
                 self._note(_simulated_check(failed), entry)
                 continue
             known = read_record(self.cache.root, "simulated", entry.objects["cubin"].sha256)
-            if known is not None and known.get("proof_sha256") == request.sha256 and not self.options.fresh:
+            if known is not None and covers(known, request) and not self.options.fresh:
                 check = Check(name=variant.id, level="simulated", status="known", seconds=0.0, summary=known)
                 self._note(check, entry)
             else:

@@ -75,7 +75,10 @@ RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A kernel to prove, as plain data for another process. `sha256` is over all that the outcome depends on."""
+    """A kernel to prove, as plain data for another process.
+
+    `sha256` is over all that the outcome depends on but the seeds: a proof with more seeds covers one with fewer.
+    """
 
     variant_id: str
     ptx: str
@@ -106,13 +109,17 @@ def request_for(variant: Variant, *, ptx: str, plan: str, registers: int, seeds:
         hashlib.sha256(ptx.encode()).hexdigest(),
         hashlib.sha256(plan.encode()).hexdigest(),
         registers,
-        seeds,
         [dataclasses.asdict(case) for case in _cases(variant)],
         [dataclasses.asdict(run) for run in RUNS],
         simulator_sha256(),
     ]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return Request(variant_id=variant.id, ptx=ptx, plan=plan, registers=registers, seeds=seeds, sha256=digest)
+
+
+def covers(summary: Mapping[str, Any], request: Request) -> bool:
+    """Whether evidence from before already proves what is asked for."""
+    return summary.get("proof_sha256") == request.sha256 and set(request.seeds) <= set(summary.get("seeds", ()))
 
 
 @functools.cache

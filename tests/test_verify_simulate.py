@@ -20,6 +20,7 @@ from fa4build.verify_simulate import (
     _memory_faults,
     _Outputs,
     _poisoned,
+    covers,
     from_bits,
     request_for,
     simulator_sha256,
@@ -48,13 +49,23 @@ def test_equal_requests_have_equal_digests():
         pytest.param({"ptx": "other"}, id="kernel"),
         pytest.param({"plan": "other"}, id="plan"),
         pytest.param({"registers": 128}, id="registers"),
-        pytest.param({"seeds": (1, 2)}, id="seeds"),
         pytest.param({"variant": parse_variant("fwd-sm90a-bf16-hd64-local")}, id="cases"),
     ],
 )
 def test_everything_the_outcome_depends_on_changes_the_digest(change):
     """One at a time."""
     assert request(**change).sha256 != request().sha256
+
+
+def test_a_proof_with_more_seeds_covers_one_with_fewer():
+    """Of the same kernel; not the other way round."""
+    summary = {"proof_sha256": request().sha256, "seeds": [1, 2]}
+
+    assert covers(summary, request(seeds=(1,)))
+    assert covers(summary, request(seeds=(1, 2)))
+    assert not covers(summary, request(seeds=(1, 2, 3)))
+    assert not covers(summary, request(ptx="other"))
+    assert not covers({}, request())
 
 
 def test_other_schedules_and_another_simulator_change_the_digest(monkeypatch):

@@ -20,6 +20,7 @@ from fa4build.verify_static import (
     StaticFigures,
     _counts_by_class,
     _opcodes,
+    _sass_mix,
     baseline_changes,
     broken_limits,
     compare,
@@ -144,6 +145,38 @@ def test_statements_are_counted_by_class_without_predicates_labels_and_comments(
         "shared_load": 1,
         "global": 1,
     }
+
+
+DISASSEMBLED = """#!/bin/sh
+cat <<'TEXT'
+.text.kernel_0:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA `(.L_x_1) ;
+        /*0020*/             @!UP1 UIADD3 UR4, UR4, 0x1, URZ ;
+.L_x_1:
+        /*0030*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+TEXT
+"""
+
+
+def test_machine_instructions_are_counted_by_opcode(tmp_path):
+    """Behind predicates, without modifiers; the disassembler is a program that is given."""
+    program = tmp_path / "nvdisasm"
+    program.write_text(DISASSEMBLED)
+    program.chmod(0o755)
+
+    assert _sass_mix(b"cubin", program) == {"BRA": 1, "HGMMA": 2, "LDC": 1, "UIADD3": 1}
+
+
+def test_a_failing_disassembler_is_an_error(tmp_path):
+    """Its own words are kept."""
+    program = tmp_path / "nvdisasm"
+    program.write_text("#!/bin/sh\necho 'no cubin' >&2\nexit 3\n")
+    program.chmod(0o755)
+
+    with pytest.raises(Fa4BuildError, match=r"failed \(3\): no cubin"):
+        _sass_mix(b"cubin", program)
 
 
 def test_tensor_memory_columns_are_read_through_the_register_that_holds_them():

@@ -107,7 +107,7 @@ def command(
         seeds=tuple(range(1, seeds + 1)),
         fresh=fresh,
         timeout_s=timeout_s,
-        nvdisasm=find_nvdisasm(),
+        nvdisasm=find_nvdisasm() if as_json else None,  # shown there alone
         update_baseline=update_baseline,
         baseline_dir=baseline_dir or BASELINE_DIR,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fa4build.cache import Cache, CacheEntry
-from fa4build.evidence import read_record
+from fa4build.evidence import read_record, silicon_records
 from fa4build.pipeline import build_matrix, find_cached
 from fa4build.release import artifact_of
 from fa4build.variants import Selection, expand_matrix
@@ -137,6 +137,29 @@ def test_a_truncated_cubin_fails_with_what_is_wrong(built, tmp_path):
 
     assert done.returncode == 10
     assert f"failed: {NAME}: static: cubin of {len(cubin) // 2} bytes" in done.stderr
+
+
+def test_a_record_of_this_very_cubin_is_kept(built, tmp_path):
+    """And told in JSON where."""
+    digest = entry_in(built).objects["cubin"].sha256
+    row = {"id": NAME, "cubin_sha256": digest, "passed": True, "cases": 40, "worst_ratio": 0.3, "failures": []}
+    header = {"schema": 1, "date": "2026-11-29T18:00:00Z", "device": "NVIDIA H200", "capability": "sm_90a"}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({**header, "driver": "580.95", "torch": "2.11.0", "variants": [row]}))
+    options = ("--device", str(record), "--evidence-dir", str(tmp_path / "evidence"), "--cache-dir", str(built))
+    done = subprocess.run(
+        [sys.executable, "-m", "fa4build.cli", "verify", *options, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    kept = json.loads(done.stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert kept["path"] == str(tmp_path / "evidence/sm90a/nvidia-h200-20261129T180000Z.json")
+    assert kept["proven"] == [NAME]
+    assert silicon_records([tmp_path / "evidence"])[digest]["cases"] == 40
 
 
 def test_a_record_takes_no_glob(tmp_path):
