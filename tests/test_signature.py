@@ -53,7 +53,7 @@ def test_every_written_variant_has_a_list():
 
 @pytest.mark.parametrize(
     "variant_id",
-    ["fwd-sm90a-bf16-hd128-full-varlen", "fwd-sm90a-bf16-hd128-full-sink", "bwd-sm90a-bf16-hd128-full"],
+    ["fwd-sm90a-bf16-hd128-full-varlen", "fwd-sm90a-bf16-hd128-full-sink", "fwd_combine-sm90a-bf16-hd128"],
 )
 def test_an_undefined_list_is_an_error(variant_id):
     """No argument is made up."""

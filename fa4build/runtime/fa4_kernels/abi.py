@@ -35,6 +35,36 @@ SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("window_right", "scalar", "i32"),
         ("num_sms", "scalar", "i32"),
     ),
+    "bwd_preprocess/dense": (
+        ("out", "tensor", "variant", ("batch", "seqlen_q", "num_heads_q", "head_dim_v"), 16),
+        ("dout", "tensor", "variant", ("batch", "seqlen_q", "num_heads_q", "head_dim_v"), 16),
+        ("lse", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q"), 4),
+        ("dpsum", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded"), 16),
+        ("lse_log2", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded"), 16),
+        ("dq_accum", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded", "head_dim"), 16),
+        ("dq_semaphore", "tensor", "i32", ("batch", "num_heads_q", "num_m_blocks"), 4),
+    ),
+    "bwd/dense": (
+        ("q", "tensor", "variant", ("batch", "seqlen_q", "num_heads_q", "head_dim"), 16),
+        ("k", "tensor", "variant", ("batch", "seqlen_k", "num_heads_kv", "head_dim"), 16),
+        ("v", "tensor", "variant", ("batch", "seqlen_k", "num_heads_kv", "head_dim_v"), 16),
+        ("dout", "tensor", "variant", ("batch", "seqlen_q", "num_heads_q", "head_dim_v"), 16),
+        ("dpsum", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded"), 16),
+        ("lse_log2", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded"), 16),
+        ("dq_accum", "tensor", "f32", ("batch", "num_heads_q", "seqlen_q_rounded", "head_dim"), 16),
+        ("dq_semaphore", "tensor", "i32", ("batch", "num_heads_q", "num_m_blocks"), 4),
+        ("dk", "tensor", "variant", ("batch", "seqlen_k", "num_heads_kv", "head_dim"), 16),
+        ("dv", "tensor", "variant", ("batch", "seqlen_k", "num_heads_kv", "head_dim_v"), 16),
+        ("softmax_scale", "scalar", "f32"),
+        ("window_left", "scalar", "i32"),
+        ("window_right", "scalar", "i32"),
+        ("num_sms", "scalar", "i32"),
+    ),
+    "bwd_postprocess/dense": (
+        ("accumulator", "tensor", "f32", ("batch", "num_heads", "seqlen_rounded", "head_dim"), 16),
+        ("gradient", "tensor", "variant", ("batch", "seqlen", "num_heads", "head_dim"), 16),
+        ("scale", "scalar", "f32"),
+    ),
 }
 """`<op>/<layout>` -> arguments in call order."""
 
