@@ -1,6 +1,7 @@
 """PTX functional simulator: runs compiled kernels on the CPU to verify them before they ship. No execution backend.
 
-`simulate(plan, ptx, arrays, scalars)` runs all launches of a plan; `simulate_launch` runs one; `GlobalMemory` holds the buffers.
+`simulate(plan, ptx, arrays, scalars)` runs all launches of a plan; `simulate_launch` runs one; `GlobalMemory`
+holds the buffers.
 """
 
 from fa4build.simulate.global_memory import GlobalMemory

@@ -26,7 +26,8 @@ def shared_span(b, cta, offset: int, size: int, what: str) -> np.ndarray:
     """Bytes [offset, offset + size) of a CTA's shared memory, bounds checked."""
     if not 0x400 <= offset <= cta.shared_limit - size:
         raise b.fault(
-            f"{what}: shared bytes 0x{offset:x}..0x{offset + size:x} are outside CTA rank {cta.rank}'s {cta.shared_limit - 0x400}"
+            f"{what}: shared bytes 0x{offset:x}..0x{offset + size:x} are outside CTA rank {cta.rank}'s "
+            f"{cta.shared_limit - 0x400}"
         )
     return cta.shared[1][offset : offset + size]
 
@@ -227,7 +228,8 @@ def _bulk_push(b, ins, match):
         barrier = find_mbarrier(g.cta, int(bar(g)[lane]))
         if barrier.cta is not cta:
             raise b.fault(
-                f"bulk push to CTA rank {cta.rank} signals an mbarrier of CTA rank {barrier.cta.rank}; both must be the same CTA"
+                f"bulk push to CTA rank {cta.rank} signals an mbarrier of CTA rank {barrier.cta.rank}; both "
+                f"must be the same CTA"
             )
         start = origin & 0xFFFFFF
         data = shared_span(b, g.cta, start, size, "bulk push source")

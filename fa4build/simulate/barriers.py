@@ -1,4 +1,6 @@
-"""mbarriers, named barriers, the cluster barrier, fences and register budgets. Source: ptx-semantics 7; PTX ISA 9.7.13, 9.7.19.5."""
+"""mbarriers, named barriers, the cluster barrier, fences and register budgets. Source: ptx-semantics 7; PTX ISA
+9.7.13, 9.7.19.5.
+"""
 
 from collections import Counter, deque
 
@@ -51,7 +53,8 @@ class Mbarrier:
         self.arrivals.append(f"{who} (phase {self.phase})")
         if count > self.pending:
             raise Fault(
-                f"{count} arrivals at mbarrier {self.name}, but its phase {self.phase} expects only {self.pending} more of {self.expected} "
+                f"{count} arrivals at mbarrier {self.name}, but its phase {self.phase} expects only "
+                f"{self.pending} more of {self.expected} "
                 "(over-arrival: an arrival count is wrong, or a warp arrives twice)"
             )
         self.pending -= count
@@ -200,7 +203,9 @@ def _expect(b, ins, match):
 
 @system(r"mbarrier\.(try_wait|test_wait)\.parity(?:\.acquire\.(?:cta|cluster))?\.(?:shared|shared::cta)\.b64")
 def _try_wait(b, ins, match):
-    """With a time hint it blocks until the phase is over. Without, it reports the truth; a repeated miss becomes a wait."""
+    """With a time hint it blocks until the phase is over. Without, it reports the truth; a repeated miss becomes a
+    wait.
+    """
     put, address, parity = b.put(ins.operands[0], "p"), b.address(ins.operands[1], 32), b.get(ins.operands[2], "u32")
     blocks = len(ins.operands) == 4
 
@@ -309,11 +314,13 @@ def _enter(g, barrier: NamedBarrier, warp: int, required: int, b) -> None:
         barrier.required = required
     if required != barrier.required:
         raise b.fault(
-            f"barrier {barrier.index}: warp {warp} gives thread count {required}, warps {barrier.arrived} gave {barrier.required}"
+            f"barrier {barrier.index}: warp {warp} gives thread count {required}, warps {barrier.arrived} "
+            f"gave {barrier.required}"
         )
     if warp in barrier.arrived and g.cta.observer is not None:
         g.cta.observer.note(
-            f"R14 barrier {barrier.index} at line {b.line}: warp {warp} arrives twice in one generation; the hardware counts both"
+            f"R14 barrier {barrier.index} at line {b.line}: warp {warp} arrives twice in one generation; the "
+            f"hardware counts both"
         )
     if len(barrier.arrived) * WARP >= required:
         raise b.fault(f"barrier {barrier.index}: more than {required} threads arrive")

@@ -1,7 +1,7 @@
 """Which `mul.f32` ptxas fuses into the following add or subtract (FFMA).
 
-Rule: the product has one use, an `add.f32`/`sub.f32` without `.rn` in the same basic block, and its factors keep their values
-until then. On sm_90 it predicted the machine code and the bits of attention kernels exactly.
+Rule: the product has one use, an `add.f32`/`sub.f32` without `.rn` in the same basic block, and its factors keep
+their values until then. On sm_90 it predicted the machine code and the bits of attention kernels exactly.
 """
 
 from collections import Counter

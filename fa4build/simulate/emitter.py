@@ -6,14 +6,17 @@ from fa4build.simulate.opcodes import rule_for
 from fa4build.simulate.ptx.control_flow import BRANCHES, EXITS
 from fa4build.simulate.ptx.instructions import Address, Imm, Pair, Reg, Sink, Special, Symbol, Vector
 
-_WIDTH = {"p": 1, "u8": 8, "s8": 8, "u16": 16, "s16": 16, "u32": 32, "s32": 32, "f32": 32, "u64": 64, "s64": 64, "f64": 64,
-          "pair": 64, "b128": 128}  # fmt: skip
+_WIDTH = {"p": 1, "u8": 8, "s8": 8, "u16": 16, "s16": 16, "u32": 32, "s32": 32, "f32": 32, "u64": 64, "s64": 64,
+          "f64": 64, "pair": 64, "b128": 128}  # fmt: skip
 # Opcodes without a destination: every register operand is read.
 _NO_DESTINATION = (
-    "st.", "bar.", "barrier.", "fence", "cp.", "red.", "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "bra", "ret", "exit",
+    "st.", "bar.", "barrier.", "fence", "cp.", "red.", "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx",
+    "bra", "ret", "exit",
     "stmatrix", "setmaxnreg", "griddepcontrol", "tcgen05.st", "tcgen05.mma", "tcgen05.alloc", "tcgen05.dealloc",
-    "tcgen05.commit", "tcgen05.wait", "tcgen05.relinquish", "tcgen05.fence", "tcgen05.cp", "tcgen05.shift", "prefetch", "membar", "st.async", "trap", "nanosleep",
-    "wgmma.fence", "wgmma.commit", "wgmma.wait", "clusterlaunchcontrol.try_cancel", "mbarrier.complete_tx", "multimem.red", "discard", "applypriority",
+    "tcgen05.commit", "tcgen05.wait", "tcgen05.relinquish", "tcgen05.fence", "tcgen05.cp", "tcgen05.shift",
+    "prefetch", "membar", "st.async", "trap", "nanosleep",
+    "wgmma.fence", "wgmma.commit", "wgmma.wait", "clusterlaunchcontrol.try_cancel", "mbarrier.complete_tx",
+    "multimem.red", "discard", "applypriority",
 )  # fmt: skip
 
 
@@ -213,5 +216,6 @@ class Emitter:
             f"n = count({taken})",
             f"if n == 0: return {node.next}",
             f"if n == g.active: return {node.target}",
-            f"return diverge(g, {taken}, {node.next}, {node.target}, {node.reconverge}, {last.opcode == 'bra.uni'}, {last.line})",
+            f"return diverge(g, {taken}, {node.next}, {node.target}, {node.reconverge}, "
+            f"{last.opcode == 'bra.uni'}, {last.line})",
         ]

@@ -1,6 +1,7 @@
 """A gang: warps of one CTA that run in lockstep, as one set of lanes.
 
-A CTA starts as one gang of all its warps. Where warps take different ways the gang splits by warp; where lanes of a warp
+A CTA starts as one gang of all its warps. Where warps take different ways the gang splits by warp; where lanes of
+a warp
 do, the gang keeps a reconvergence stack (immediate post-dominators). Gangs that meet again are merged. Lockstep is one
 legal interleaving of the warps, and one numpy operation then serves up to 16 warps.
 """
@@ -28,7 +29,8 @@ class Gang:
     """Warps in lockstep. `mask` is None when all lanes are active; `stack` holds (node, mask, reconvergence node)."""
 
     __slots__ = (
-        "active", "constants", "cta", "dead", "exited", "hints", "lanes", "last_poll", "mask", "paused", "pc", "program", "reconverge", "regs",
+        "active", "constants", "cta", "dead", "exited", "hints", "lanes", "last_poll", "mask", "paused", "pc",
+        "program", "reconverge", "regs",
         "special", "stack", "stop", "tids", "wait", "warps",
     )  # fmt: skip
 

@@ -51,7 +51,9 @@ class GlobalMemory:
         return buffer.base
 
     def mark_unwritten(self, address: int) -> None:
-        """The buffer at an address holds nothing yet: reading it before the kernel writes it is an error when checks are on."""
+        """The buffer at an address holds nothing yet: reading it before the kernel writes it is an error when
+        checks are on.
+        """
         buffer = self.find(address, 1, "mark")
         buffer.written = np.zeros((buffer.size + 3) // 4, bool)
         self.has_unwritten = True

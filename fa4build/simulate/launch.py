@@ -119,7 +119,8 @@ def _validate(launch: SimLaunch, function) -> None:
         raise SimulationError(f"{launch.kernel}: {threads} threads; a CTA has 1 to 1024")
     if len(launch.parameters) < function.parameter_bytes:
         raise SimulationError(
-            f"{launch.kernel}: {len(launch.parameters)} parameter bytes given, the PTX declares {function.parameter_bytes}; plan and PTX do not match"
+            f"{launch.kernel}: {len(launch.parameters)} parameter bytes given, the PTX declares "
+            f"{function.parameter_bytes}; plan and PTX do not match"
         )
     if not 0 <= launch.smem <= SHARED_MAXIMUM:
         raise SimulationError(

@@ -14,7 +14,8 @@ class Warp:
     """State of one warp that is not in registers."""
 
     __slots__ = (
-        "bulk_groups", "bulk_open", "cluster_generation", "copy_groups", "copy_open", "cta", "index", "register_history", "registers", "role",
+        "bulk_groups", "bulk_open", "cluster_generation", "copy_groups", "copy_open", "cta", "index",
+        "register_history", "registers", "role",
         "synced_cluster", "tmem_loads", "token", "wgmma_groups", "wgmma_open",
     )  # fmt: skip
 

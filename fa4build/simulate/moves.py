@@ -7,8 +7,8 @@ from fa4build.simulate.helpers import helper
 from fa4build.simulate.opcodes import fused
 from fa4build.simulate.ptx.instructions import Imm, Reg, Symbol, Vector
 
-_BITS = {"b16": "u16", "u16": "u16", "s16": "u16", "b32": "u32", "u32": "u32", "s32": "u32", "f32": "f32", "b64": "u64", "u64": "u64",
-         "s64": "u64", "pred": "p", "f64": "u64"}  # fmt: skip
+_BITS = {"b16": "u16", "u16": "u16", "s16": "u16", "b32": "u32", "u32": "u32", "s32": "u32", "f32": "f32", "b64": "u64",
+         "u64": "u64", "s64": "u64", "pred": "p", "f64": "u64"}  # fmt: skip
 
 
 @fused(r"mov\.(b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64|pred)")

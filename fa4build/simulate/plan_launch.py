@@ -70,7 +70,8 @@ def _parameter(param: BytesParam | TensorMapParam) -> bytes | TensorMap:
 
 
 def legal_strides(param: TensorMapParam) -> tuple[int, ...]:
-    """Strides in bytes with those of dims of extent 1 replaced by the inner extent rounded up to 16, as the launcher does.
+    """Strides in bytes with those of dims of extent 1 replaced by the inner extent rounded up to 16, as the
+    launcher does.
 
     Source: docs/formats.md, section 2.
     """
@@ -86,8 +87,8 @@ def plan_inputs(plan: LaunchPlan, memory: GlobalMemory, arrays: Mapping[str, np.
     """Registers arrays in `memory` and returns the inputs of `evaluate`.
 
     Args:
-        arrays: by argument name; strides in elements are read from them. Names in the plan that are absent are an error.
-        scalars: scalar arguments and device facts (`dev.sm_count`, ...) by name.
+        arrays: by argument name; strides in elements are read from them. Names in the plan that are absent are an
+        error. scalars: scalar arguments and device facts (`dev.sm_count`, ...) by name.
     """
     inputs: dict = dict(scalars)
     for arg in plan.args:

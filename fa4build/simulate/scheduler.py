@@ -38,7 +38,8 @@ class Scheduler:
                     continue
                 if self._merge_paused():
                     continue
-                if any([cluster.engine.advance() for cluster in self.clusters]):
+                advanced = [cluster.engine.advance() for cluster in self.clusters]
+                if any(advanced):
                     continue
                 from fa4build.simulate.deadlock import deadlock_report
 

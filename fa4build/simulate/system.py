@@ -11,7 +11,9 @@ from fa4build.simulate.registers import DTYPES, to_kind
 
 
 class Wait:
-    """Why a gang cannot go on. `ready` is polled; `describe` is for the deadlock report; `resume` is the node to go on at."""
+    """Why a gang cannot go on. `ready` is polled; `describe` is for the deadlock report; `resume` is the node to
+    go on at.
+    """
 
     __slots__ = ("describe", "finish", "node", "ready", "resume")
 
@@ -21,7 +23,9 @@ class Wait:
 
 
 class Split:
-    """The warps of a gang must go separate ways here: one key per warp, equal keys stay together. Nothing happened yet."""
+    """The warps of a gang must go separate ways here: one key per warp, equal keys stay together. Nothing happened
+    yet.
+    """
 
     __slots__ = ("keys",)
 
@@ -139,7 +143,8 @@ def require_converged(gang: Gang, mask, what: str) -> None:
         if not by_warp[k].all():
             here = np.flatnonzero(mask.reshape(-1, WARP)[k]).tolist()
             raise Fault(
-                f"{what} needs all 32 lanes of warp {gang.warps[k].index}, but only lanes {lane_ranges(here)} execute it; "
+                f"{what} needs all 32 lanes of warp {gang.warps[k].index}, but only lanes "
+                f"{lane_ranges(here)} execute it; "
                 "the others are elsewhere, so the hardware waits for ever or does something undefined"
             )
 

@@ -52,7 +52,8 @@ class _Operands:
         last = int(plan.shared_addresses.max()) + plan.unit_bytes
         if offset < 0x400 or last > cta.shared_limit:
             raise b.fault(
-                f"tensor copy touches shared bytes 0x{offset:x}..0x{last:x}, outside CTA rank {cta.rank}'s shared memory"
+                f"tensor copy touches shared bytes 0x{offset:x}..0x{last:x}, outside CTA rank {cta.rank}'s "
+                f"shared memory"
             )
         return cta, plan, tmap, coordinates
 
@@ -145,7 +146,8 @@ def _outgoing(b, ins, reduces: bool):
             if len(lanes) > 1 and (reduces or not operands.uniform_over_warp(g, mask, k)):
                 what = "each lane adds again" if reduces else "with different operands"
                 raise b.fault(
-                    f"{ins.opcode} is executed by {len(lanes)} lanes of warp {g.warps[k].index} ({what}); elect one thread"
+                    f"{ins.opcode} is executed by {len(lanes)} lanes of warp {g.warps[k].index} ({what}); "
+                    f"elect one thread"
                 )
             _submit_store(b, g, mask, operands, lanes, reduces)
 

@@ -1,4 +1,6 @@
-"""Shuffles, votes, elections, warp reductions and matrix fragments. Source: PTX ISA 9.7.9.6, 9.7.13, 9.7.14.5; ptx-semantics 5.5, 5.6."""
+"""Shuffles, votes, elections, warp reductions and matrix fragments. Source: PTX ISA 9.7.9.6, 9.7.13, 9.7.14.5;
+ptx-semantics 5.5, 5.6.
+"""
 
 import numpy as np
 
@@ -23,8 +25,10 @@ def _check_members(g, members, mask, what: str, site: int) -> None:
         if present[k].any() and (named & ~present[k] & ~gone[k]).any():
             here = lane_ranges(np.flatnonzero(present[k]).tolist())
             raise Fault(
-                f"{what} with member mask 0x{members:08x} is executed by lanes {here} of warp {warp.index} only; the hardware waits "
-                "for the others for ever. A TMA load, TMA reduce or tcgen05 MMA elects its own thread: put it under a whole-warp "
+                f"{what} with member mask 0x{members:08x} is executed by lanes {here} of warp {warp.index} "
+                f"only; the hardware waits "
+                "for the others for ever. A TMA load, TMA reduce or tcgen05 MMA elects its own thread: put "
+                "it under a whole-warp "
                 "branch (`if warp_idx == 0`), never under `if tid == 0` or elect_one()",
                 site,
             )
@@ -194,7 +198,9 @@ def _element_addresses(address, matrices: int):
 
 @helper
 def store_matrix(g, address, values, transposed, mask, site):
-    """stmatrix m8n8 .b16: lane t holds row t/4, columns 2(t%4) and +1 of each 8x8 matrix (transposed: row and column swapped)."""
+    """stmatrix m8n8 .b16: lane t holds row t/4, columns 2(t%4) and +1 of each 8x8 matrix (transposed: row and
+    column swapped).
+    """
     require_converged(g, mask, "stmatrix.sync.aligned")
     if transposed:
         values = [_transpose_fragment(v) for v in values]

@@ -23,7 +23,9 @@ _POISON = np.float32(np.nan)
 
 
 def accumulator_matrix(fragment: np.ndarray) -> np.ndarray:
-    """(N/2 registers, 128 lanes) to the (64, N) matrix: register 4i+2h+c of lane (w, r, q) is row 16w+8h+r, column 8i+2q+c."""
+    """(N/2 registers, 128 lanes) to the (64, N) matrix: register 4i+2h+c of lane (w, r, q) is row 16w+8h+r, column
+    8i+2q+c.
+    """
     return fragment.reshape(-1, 2, 2, 4, 8, 4).transpose(3, 1, 4, 0, 5, 2).reshape(64, -1)
 
 
@@ -160,7 +162,9 @@ def _accumulators(b, d: Vector):
 
 
 class _Pending(AsyncOp):
-    """A wgmma that has not computed yet. `source`: accumulator input (array or an earlier pending one); `result`: (64, N)."""
+    """A wgmma that has not computed yet. `source`: accumulator input (array or an earlier pending one); `result`:
+    (64, N).
+    """
 
     __slots__ = ("regs", "result", "source", "warps")
 
@@ -209,7 +213,8 @@ def _wait(b, ins, match):
         lazy = g.cta.cluster.engine.schedule != "eager"
         if g.cta.observer is not None and len(g.warps) % 4:
             g.cta.observer.note(
-                f"R14 wgmma.wait_group at line {b.line} is executed by part of a warpgroup; PTX wants all four warps at it together"
+                f"R14 wgmma.wait_group at line {b.line} is executed by part of a warpgroup; PTX wants all "
+                f"four warps at it together"
             )
         ops: dict = {}
         for k in active_warps(g, mask):

@@ -1,7 +1,7 @@
 """Runs small PTX bodies in the simulator: the tests write instructions, not kernels.
 
-In a body `%r0` is tid.x, `%r1`, `%r2`, ... hold the thread's words of the inputs, and `%rd0` is the address of the thread's
-output record. `result(n, reg)` stores a 32-bit register to word n of it.
+In a body `%r0` is tid.x, `%r1`, `%r2`, ... hold the thread's words of the inputs, and `%rd0` is the address of the
+thread's output record. `result(n, reg)` stores a 32-bit register to word n of it.
 """
 
 import struct
@@ -67,7 +67,9 @@ def run(body: str, *inputs, threads=32, words=1, smem=4096, grid=1, cluster=1, t
     total = threads * grid
     table = np.zeros((max(len(inputs), 1), 4096), np.uint32)
     for k, values in enumerate(inputs):
-        table[k, :total] = np.asarray(values).view(np.uint32) if hasattr(values, "view") else np.array(values, np.uint32)
+        table[k, :total] = (
+            np.asarray(values).view(np.uint32) if hasattr(values, "view") else np.array(values, np.uint32)
+        )
     out = np.zeros((total, words), np.uint32)
     memory = GlobalMemory()
     addresses = [memory.add("out", out), memory.add("in", table, read_only=True)]

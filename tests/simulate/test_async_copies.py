@@ -1,4 +1,5 @@
-"""Asynchronous copies: cp.async, bulk copies, bulk groups, tensor copies, atomics. Results are the same in every schedule.
+"""Asynchronous copies: cp.async, bulk copies, bulk groups, tensor copies, atomics. Results are the same in every
+schedule.
 
 A right program gives the same result whether a copy happens at issue, as late as possible, or at a random time.
 """
@@ -25,7 +26,8 @@ MY_WORD = "shl.b32 %r8, %r0, 2; add.s32 %r8, %r8, %r5;"
 def test_cp_async_fills_with_zeros_beyond_the_source_size(schedule):
     """16 bytes a lane, of which lane i reads 4 * (i % 5): the rest is zero, and nothing is read for size 0."""
     body = (
-        "mov.b32 %r5, smem; shl.b32 %r6, %r0, 4; add.s32 %r7, %r5, %r6; cvt.u64.u32 %rd5, %r6; add.s64 %rd6, %rd2, %rd5;"
+        "mov.b32 %r5, smem; shl.b32 %r6, %r0, 4; add.s32 %r7, %r5, %r6; cvt.u64.u32 %rd5, %r6; add.s64 %rd6, "
+        "%rd2, %rd5;"
         "cp.async.cg.shared.global [%r7], [%rd6], 16, %r1; cp.async.commit_group; cp.async.wait_group 0;"
         "ld.shared.v4.b32 {%r20, %r21, %r22, %r23}, [%r7];" + "".join(result(k, f"%r{20 + k}") for k in range(4))
     )
@@ -44,7 +46,8 @@ def test_cp_async_arrives_at_an_mbarrier_per_lane(schedule):
     body = (
         INIT.replace("mov.b32 %r6, 1", "mov.b32 %r6, 32")
         + MY_WORD
-        + "cvt.u64.u32 %rd5, %r0; shl.b64 %rd5, %rd5, 2; add.s64 %rd6, %rd2, %rd5; cp.async.ca.shared.global [%r8+128], [%rd6], 4, 4;"
+        + "cvt.u64.u32 %rd5, %r0; shl.b64 %rd5, %rd5, 2; add.s64 %rd6, %rd2, %rd5; cp.async.ca.shared.global "
+        "[%r8+128], [%rd6], 4, 4;"
         "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5];" + WAIT + "ld.shared.b32 %r9, [%r8+128];" + result(0, "%r9")
     )
     out = run(body, data=np.arange(32, dtype=np.uint32), schedule=schedule)
@@ -88,8 +91,10 @@ def test_bulk_reduction_adds_once_per_issuing_lane(schedule):
 def test_bulk_source_may_be_reused_after_wait_group_read():
     """wait_group.read waits for the source only: overwriting it afterwards must not change what is stored."""
     body = (
-        "mov.b32 %r5, smem;" + MY_WORD + "st.shared.b32 [%r8], %r1; fence.proxy.async.shared::cta; bar.sync 0;" + ONE_THREAD
-        + "mov.b32 %r7, 128; cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r5], %r7; cp.async.bulk.commit_group;"
+        "mov.b32 %r5, smem;" + MY_WORD + "st.shared.b32 [%r8], %r1; fence.proxy.async.shared::cta; bar.sync "
+            "0;" + ONE_THREAD
+        + "mov.b32 %r7, 128; cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r5], %r7; "
+            "cp.async.bulk.commit_group;"
         "cp.async.bulk.wait_group.read 0; ISSUED: bar.sync 0; st.shared.b32 [%r8], 0;"
     )  # fmt: skip
     for schedule in ("eager", "late", "random"):
@@ -103,7 +108,8 @@ def test_late_copies_expose_a_missing_wait():
     """Without the wait the late schedule stores what was overwritten: the value shows the bug."""
     body = (
         "mov.b32 %r5, smem;" + MY_WORD + "st.shared.b32 [%r8], %r1; bar.sync 0;" + ONE_THREAD
-        + "mov.b32 %r7, 128; cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r5], %r7; cp.async.bulk.commit_group; ISSUED: bar.sync 0;"
+        + "mov.b32 %r7, 128; cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r5], %r7; "
+            "cp.async.bulk.commit_group; ISSUED: bar.sync 0;"
         "st.shared.b32 [%r8], 0; bar.sync 0; cp.async.bulk.wait_group 0;"
     )  # fmt: skip
     data = np.zeros(32, np.uint32)
@@ -119,12 +125,18 @@ def test_push_to_another_cta():
         + "mov.u32 %r10, %cluster_ctarank;"
         + MY_WORD
         + "mad.lo.s32 %r11, %r10, 100, %r0; st.shared.b32 [%r8+256], %r11; fence.proxy.async.shared::cta; bar.sync 0;"
-        "setp.eq.s32 %p5, %r10, 0; or.pred %p6, %p1, %p5; mov.b32 %r7, 128; @!%p6 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7;"
+        "setp.eq.s32 %p5, %r10, 0; or.pred %p6, %p1, %p5; mov.b32 %r7, 128; @!%p6 "
+        "mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7;"
         "barrier.cluster.arrive; barrier.cluster.wait;"
         "not.pred %p7, %p5; or.pred %p8, %p1, %p7; @%p8 bra ISSUED;"
-        "add.s32 %r12, %r5, 512; mapa.shared::cluster.u32 %r13, %r12, 1; mapa.shared::cluster.u32 %r14, %r5, 1; add.s32 %r15, %r5, 256;"
+        "add.s32 %r12, %r5, 512; mapa.shared::cluster.u32 %r13, %r12, 1; mapa.shared::cluster.u32 %r14, %r5, "
+        "1; add.s32 %r15, %r5, 256;"
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r13], [%r15], %r7, [%r14];"
-        "ISSUED: @%p5 bra LEAVE;" + WAIT + "ld.shared.b32 %r9, [%r8+512];" + result(0, "%r9") + "LEAVE: barrier.cluster.arrive; barrier.cluster.wait;"
+        "ISSUED: @%p5 bra LEAVE;"
+        + WAIT
+        + "ld.shared.b32 %r9, [%r8+512];"
+        + result(0, "%r9")
+        + "LEAVE: barrier.cluster.arrive; barrier.cluster.wait;"
     )
     for schedule in ("eager", "late"):
         assert run(body, grid=2, cluster=2, schedule=schedule)[32:, 0].tolist() == list(range(32))
@@ -143,17 +155,23 @@ FIRST_BUFFER = 0x7000_0000_0000  # address of the output records, which serve as
 
 @SCHEDULES
 def test_tensor_load_and_store(schedule):
-    """A box at (14, -1) of a 16 x 8 tensor: columns 14 and 15 of rows 0..2 are inside, the rest is zero; stored back at (0, 0)."""
+    """A box at (14, -1) of a 16 x 8 tensor: columns 14 and 15 of rows 0..2 are inside, the rest is zero; stored
+    back at (0, 0).
+    """
     body = (
-        "mad.lo.s32 %r9, %r0, 4, 1; st.global.b32 [%rd0], %r9; add.s32 %r9, %r9, 1; st.global.b32 [%rd0+4], %r9; add.s32 %r9, %r9, 1;"
+        "mad.lo.s32 %r9, %r0, 4, 1; st.global.b32 [%rd0], %r9; add.s32 %r9, %r9, 1; st.global.b32 [%rd0+4], "
+        "%r9; add.s32 %r9, %r9, 1;"
         "st.global.b32 [%rd0+8], %r9; add.s32 %r9, %r9, 1; st.global.b32 [%rd0+12], %r9;"
         + INIT
         + ONE_THREAD
-        + "mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; add.s32 %r8, %r5, 1024; mov.b32 %r10, 14; mov.b32 %r11, -1;"
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, %r11}], [%r5]; ISSUED:"
+        + "mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; add.s32 %r8, %r5, 1024; "
+        "mov.b32 %r10, 14; mov.b32 %r11, -1;"
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, "
+        "%r11}], [%r5]; ISSUED:"
         + WAIT
         + "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; setp.ne.s32 %p1, %r0, 0; @%p1 bra STORED;"
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r10, %r10}], [%r8]; cp.async.bulk.commit_group;"
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r10, %r10}], [%r8]; "
+        "cp.async.bulk.commit_group;"
         "cp.async.bulk.wait_group 0; STORED:"
     )
     out = run(body, words=4, data=_map_in_data(FIRST_BUFFER), schedule=schedule).reshape(8, 16)
@@ -167,8 +185,9 @@ def test_tensor_load_and_store(schedule):
 def test_tensor_load_by_many_lanes_is_an_error():
     """Every lane would repeat the copy and its bytes."""
     body = (
-        INIT
-        + "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, %r10}], [%r5];"
+        INIT + "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; "
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, "
+        "%r10}], [%r5];"
     )
     with pytest.raises(SimulationError, match="is executed by 32 threads; each repeats the copy"):
         run(body, words=4, data=_map_in_data(FIRST_BUFFER))
@@ -177,9 +196,9 @@ def test_tensor_load_by_many_lanes_is_an_error():
 def test_tensor_copy_outside_every_buffer_is_an_error():
     """The tensor map points past the buffer: the copy is named with the nearest buffer."""
     body = (
-        INIT
-        + ONE_THREAD
-        + "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, %r10}], [%r5]; ISSUED:"
+        INIT + ONE_THREAD + "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; "
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, "
+        "%r10}], [%r5]; ISSUED:"
     )
     with pytest.raises(SimulationError, match=r"tensor copy .* out of bounds: nearest buffer is out"):
         run(body, words=1, data=_map_in_data(FIRST_BUFFER))
@@ -218,7 +237,8 @@ def test_atomic_returns_are_a_permutation_of_the_order():
 def test_spin_on_a_semaphore_waits_for_another_cluster():
     """Cluster 0 spins until cluster 1 releases: works with two clusters in flight, is a deadlock with one."""
     body = (
-        "setp.ne.s32 %p1, %a0, 0; @%p1 bra SIGNAL; SPIN: ld.global.acquire.gpu.b32 %r9, [%rd2]; setp.ne.s32 %p2, %r9, 32; @%p2 bra SPIN; bra.uni OUT;"
+        "setp.ne.s32 %p1, %a0, 0; @%p1 bra SIGNAL; SPIN: ld.global.acquire.gpu.b32 %r9, [%rd2]; setp.ne.s32 "
+        "%p2, %r9, 32; @%p2 bra SPIN; bra.uni OUT;"
         "SIGNAL: red.release.gpu.global.add.s32 [%rd2], 1; OUT:" + result(0, "%r9")
     )
     out = run(body, grid=2, data=np.zeros(4, np.uint32), concurrent_clusters=2)
@@ -231,15 +251,21 @@ def test_spin_on_a_semaphore_waits_for_another_cluster():
 def test_cluster_launch_control_hands_out_work_in_order():
     """The first cluster claims the others one by one and finally gets no more: each claimed index is recorded."""
     body = (
-        INIT.replace("mov.b32 %r6, 1", "mov.b32 %r6, 1")
+        INIT
         + "mov.b32 %r20, 0; mov.b32 %r21, 0; mov.b32 %r22, 0; add.s32 %r8, %r5, 64; NEXT:"
-        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra ISSUED; mov.b32 %r7, 16; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7;"
-        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 [%r8], [%r5]; ISSUED:"
-        "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], %r22, 10000000; @P bra.uni D; bra.uni W; D: } xor.b32 %r22, %r22, 1;"
+        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra ISSUED; mov.b32 %r7, 16; mbarrier.arrive.expect_tx.shared.b64 "
+        "%rd9, [%r5], %r7;"
+        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128 "
+        "[%r8], [%r5]; ISSUED:"
+        "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], %r22, 10000000; @P bra.uni D; "
+        "bra.uni W; D: } xor.b32 %r22, %r22, 1;"
         "ld.shared.v2.b64 {%rd8, %rd9}, [%r8]; mov.b128 %q0, {%rd8, %rd9};"
         "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p3, %q0; @!%p3 bra OUT;"
-        "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r23, %q0; mul.lo.s32 %r20, %r20, 10; add.s32 %r20, %r20, %r23;"
-        "add.s32 %r21, %r21, 1; fence.proxy.async.shared::cta; bar.sync 0; bra.uni NEXT; OUT:" + result(0, "%r20") + result(1, "%r21")
+        "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r23, %q0; mul.lo.s32 %r20, %r20, 10; "
+        "add.s32 %r20, %r20, %r23;"
+        "add.s32 %r21, %r21, 1; fence.proxy.async.shared::cta; bar.sync 0; bra.uni NEXT; OUT:"
+        + result(0, "%r20")
+        + result(1, "%r21")
     )
     out = run(body, grid=4, words=2, target="sm_100a")
 

@@ -1,7 +1,7 @@
 """mbarriers, named barriers, the cluster barrier, register budgets, and the deadlock report.
 
-An mbarrier's phase ends when its arrivals and its bytes are both complete; waiting for parity p passes when the phase in progress has
-the other parity. What can never happen is said with phase, counts, place and last arrivals.
+An mbarrier's phase ends when its arrivals and its bytes are both complete; waiting for parity p passes when the
+phase in progress has the other parity. What can never happen is said with phase, counts, place and last arrivals.
 """
 
 import pytest
@@ -19,7 +19,10 @@ INITED:
     fence.mbarrier_init.release.cluster;
     bar.sync 0;
 """
-WAIT = "{{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], {parity}, 10000000; @P bra.uni D; bra.uni W; D: }}"
+WAIT = (
+    "{{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], {parity}, 10000000; @P bra.uni D; "
+    "bra.uni W; D: }}"
+)
 
 
 def _wait(parity: int) -> str:
@@ -28,7 +31,13 @@ def _wait(parity: int) -> str:
 
 def test_every_lane_arrives_by_itself():
     """A barrier of 64 completes when two warps arrive with all lanes."""
-    body = INIT.format(count=64) + "mbarrier.arrive.shared.b64 %rd9, [%r5];" + _wait(0) + "mov.b32 %r9, 1;" + result(0, "%r9")
+    body = (
+        INIT.format(count=64)
+        + "mbarrier.arrive.shared.b64 %rd9, [%r5];"
+        + _wait(0)
+        + "mov.b32 %r9, 1;"
+        + result(0, "%r9")
+    )
 
     assert run(body, threads=64)[:, 0].tolist() == [1] * 64
 
@@ -61,8 +70,12 @@ def test_bytes_may_come_before_they_are_expected():
     """complete_tx before expect_tx within a phase: the count goes negative and back; the phase ends only at zero."""
     body = (
         INIT.format(count=1)
-        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra AFTER; mbarrier.complete_tx.relaxed.cta.shared.b64 [%r5], 128; mov.b32 %r7, 128;"
-        "mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; AFTER:" + _wait(0) + "mov.b32 %r9, 1;" + result(0, "%r9")
+        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra AFTER; mbarrier.complete_tx.relaxed.cta.shared.b64 [%r5], 128; "
+        "mov.b32 %r7, 128;"
+        "mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; AFTER:"
+        + _wait(0)
+        + "mov.b32 %r9, 1;"
+        + result(0, "%r9")
     )
 
     assert run(body)[0, 0] == 1
@@ -71,12 +84,17 @@ def test_bytes_may_come_before_they_are_expected():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param(INIT.format(count=16) + "mbarrier.arrive.shared.b64 %rd9, [%r5];", r"32 arrivals at mbarrier smem\+0.*expects only 16 more of 16.*over-arrival", id="over-arrival"),
-        pytest.param("mov.b32 %r5, smem; mbarrier.arrive.shared.b64 %rd9, [%r5+8];", r"no initialised mbarrier at smem\+8", id="not-initialised"),
-        pytest.param("mov.b32 %r5, smem; mbarrier.arrive.shared.b64 %rd9, [%r5+4];", r"not a multiple of 8", id="misaligned"),
-        pytest.param(INIT.format(count=1) + INIT.format(count=1).replace("INITED", "I2"), r"initialised twice", id="twice"),
+        pytest.param(INIT.format(count=16) + "mbarrier.arrive.shared.b64 %rd9, [%r5];", r"32 arrivals at "
+            r"mbarrier smem\+0.*expects only 16 more of 16.*over-arrival", id="over-arrival"),
+        pytest.param("mov.b32 %r5, smem; mbarrier.arrive.shared.b64 %rd9, [%r5+8];", r"no initialised "
+            r"mbarrier at smem\+8", id="not-initialised"),
+        pytest.param("mov.b32 %r5, smem; mbarrier.arrive.shared.b64 %rd9, [%r5+4];",
+            r"not a multiple of 8", id="misaligned"),
+        pytest.param(INIT.format(count=1) + INIT.format(count=1).replace("INITED", "I2"), r"initialised "
+            r"twice", id="twice"),
         pytest.param(INIT.format(count=0), r"count 0 is outside", id="count-zero"),
-        pytest.param("mov.b32 %r5, 0x1000400; mbarrier.arrive.shared::cluster.b64 _, [%r5], 1;", r"names CTA rank 1; the cluster has 1 CTAs", id="other-cta"),
+        pytest.param("mov.b32 %r5, 0x1000400; mbarrier.arrive.shared::cluster.b64 _, [%r5], 1;", r"names CTA "
+            r"rank 1; the cluster has 1 CTAs", id="other-cta"),
     ],
 )  # fmt: skip
 def test_mbarrier_misuse(body, message):
@@ -94,15 +112,16 @@ def test_deadlock_report_says_who_waits_for_what():
 
     assert "deadlock" in text
     assert "mbarrier k_full[0] of CTA 0, parity 0: phase 0, 32 of 64 arrivals pending, 0 bytes outstanding" in text
-    assert "warp 0 of CTA 0 at line" in text and "mbarrier.try_wait" in text
+    assert "warp 0 of CTA 0 at line" in text
+    assert "mbarrier.try_wait" in text
 
 
 def test_missing_bytes_are_a_deadlock_with_the_byte_count():
     """expect_tx of 64 bytes that no copy brings."""
     body = (
         INIT.format(count=1)
-        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra AFTER; mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; AFTER:"
-        + _wait(0)
+        + "setp.ne.s32 %p1, %r0, 0; @%p1 bra AFTER; mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 "
+        "%rd9, [%r5], %r7; AFTER:" + _wait(0)
     )
     with pytest.raises(SimulationError, match=r"0 of 1 arrivals pending, 64 bytes outstanding"):
         run(body)
@@ -132,7 +151,9 @@ def test_arrivals_are_counted_even_twice_by_one_warp():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param("bar.sync 1, 64;", r"named barrier 1: 32 of 64 threads arrived \(warp 0 at line \d+\)", id="too-few"),
+        pytest.param(
+            "bar.sync 1, 64;", r"named barrier 1: 32 of 64 threads arrived \(warp 0 at line \d+\)", id="too-few"
+        ),
         pytest.param("bar.sync 16, 32;", r"barrier number 16 is outside 0..15", id="number"),
         pytest.param("bar.sync 1, 40;", r"thread count 40 is not a positive multiple of 32", id="count"),
     ],
@@ -156,7 +177,8 @@ def test_cluster_barrier_and_remote_arrive():
         INIT.format(count=1)
         + "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
         + "mov.u32 %r10, %cluster_ctarank; setp.eq.s32 %p3, %r10, 0; @%p3 bra RANK0;"
-        + "setp.ne.s32 %p4, %r0, 0; @%p4 bra LEAVE; mapa.shared::cluster.u32 %r11, %r5, 0; mbarrier.arrive.shared::cluster.b64 _, [%r11], 1; bra.uni LEAVE;"
+        + "setp.ne.s32 %p4, %r0, 0; @%p4 bra LEAVE; mapa.shared::cluster.u32 %r11, %r5, 0; "
+        "mbarrier.arrive.shared::cluster.b64 _, [%r11], 1; bra.uni LEAVE;"
         + "RANK0:"
         + _wait(0)
         + "mov.b32 %r9, 4;"
@@ -169,7 +191,7 @@ def test_cluster_barrier_and_remote_arrive():
 
 def test_cluster_wait_without_arrive_is_an_error():
     """A wait belongs to an arrive of the same thread."""
-    with pytest.raises(SimulationError, match="barrier.cluster.wait without an arrive"):
+    with pytest.raises(SimulationError, match=r"barrier.cluster.wait without an arrive"):
         run("barrier.cluster.wait;", grid=2, cluster=2)
 
 
@@ -183,7 +205,10 @@ def test_register_pool_blocks_an_increase_until_others_release():
     OUT:
     """
     run(body, threads=256, launch={"registers": 128})
-    with pytest.raises(SimulationError, match=r"18432 registers for setmaxnreg.inc; the CTA's pool has 18304 free|registers for setmaxnreg"):
+    with pytest.raises(
+        SimulationError,
+        match=r"18432 registers for setmaxnreg.inc; the CTA's pool has 18304 free|registers for setmaxnreg",
+    ):
         run(body.replace("200", "208"), threads=256, launch={"registers": 128})
 
 

@@ -1,4 +1,6 @@
-"""Control flow: lanes part and meet at the immediate post-dominator, warps of a gang part and merge, convergence is checked."""
+"""Control flow: lanes part and meet at the immediate post-dominator, warps of a gang part and merge, convergence
+is checked.
+"""
 
 import numpy as np
 import pytest
@@ -114,7 +116,18 @@ def test_special_registers():
     """tid, ctaid, laneid, warp id, grid size, cluster rank."""
     body = "".join(
         f"mov.u32 %r{20 + k}, {name};" + result(k, f"%r{20 + k}")
-        for k, name in enumerate(["%tid.x", "%ctaid.x", "%nctaid.x", "%laneid", "%cluster_ctarank", "%clusterid.x", "%ntid.x", "%nclusterid.x"])
+        for k, name in enumerate(
+            [
+                "%tid.x",
+                "%ctaid.x",
+                "%nctaid.x",
+                "%laneid",
+                "%cluster_ctarank",
+                "%clusterid.x",
+                "%ntid.x",
+                "%nclusterid.x",
+            ]
+        )
     )
     out = run(body, threads=64, words=8, grid=4, cluster=2)
 

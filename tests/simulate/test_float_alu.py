@@ -53,7 +53,9 @@ def test_fma_rounds_once():
 
 
 def test_fma_is_right_where_float64_rounds_twice():
-    """(1 + 2^-23)(1 - 2^-23) + (2^24 + 2) = 2^24 + 3 - 2^-46 lies just below a tie; float64 loses the 2^-46 and would round up."""
+    """(1 + 2^-23)(1 - 2^-23) + (2^24 + 2) = 2^24 + 3 - 2^-46 lies just below a tie; float64 loses the 2^-46 and
+    would round up.
+    """
     body = "fma.rn.f32 %r9, %r1, %r2, %r3;" + result(0, "%r9")
 
     assert lane0(body, 0x3F800001, 0x3F7FFFFE, 0x4B800001) == [0x4B800001]
@@ -94,7 +96,9 @@ def test_packed_halves_are_independent():
         "add.rn.f32x2 %rd10, %rd8, %rd9; mul.rn.f32x2 %rd11, %rd8, %rd9; fma.rn.f32x2 %rd12, %rd8, %rd9, %rd9;"
         "add.rm.f32x2 %rd13, %rd8, %rd9;"
         + "".join(
-            f"mov.b64 {{%r{20 + 2 * k}, %r{21 + 2 * k}}}, %rd{10 + k};" + result(2 * k, f"%r{20 + 2 * k}") + result(2 * k + 1, f"%r{21 + 2 * k}")
+            f"mov.b64 {{%r{20 + 2 * k}, %r{21 + 2 * k}}}, %rd{10 + k};"
+            + result(2 * k, f"%r{20 + 2 * k}")
+            + result(2 * k + 1, f"%r{21 + 2 * k}")
             for k in range(4)
         )
     )
@@ -106,8 +110,8 @@ def test_packed_halves_are_independent():
 def test_exp2_emulation_on_fma_units_is_reproducible():
     """The range reduction x + 12582912 rounded down leaves floor(x) in the low bits: x = 2.75 gives 2."""
     body = (
-        "mov.b64 %rd8, {%r1, %r1}; mov.b64 %rd9, {%r2, %r2}; add.rm.f32x2 %rd10, %rd8, %rd9; mov.b64 {%r20, %r21}, %rd10;"
-        + result(0, "%r20")
+        "mov.b64 %rd8, {%r1, %r1}; mov.b64 %rd9, {%r2, %r2}; add.rm.f32x2 %rd10, %rd8, %rd9; mov.b64 {%r20, "
+        "%r21}, %rd10;" + result(0, "%r20")
     )
 
     assert lane0(body, 0x40300000, 0x4B400000) == [0x4B400002]
@@ -117,8 +121,10 @@ def test_exp2_emulation_on_fma_units_is_reproducible():
 @pytest.mark.parametrize(
     ("compare", "a", "b", "expected"),
     [
-        ("eq", NAN, NAN, 0), ("equ", NAN, NAN, 1), ("ne", NAN, ONE, 0), ("neu", NAN, ONE, 1), ("lt", ONE, TWO, 1), ("ltu", NAN, TWO, 1),
-        ("leu", TWO, ONE, 0), ("geu", ONE, TWO, 0), ("gtu", TWO, ONE, 1), ("nan", NAN, ONE, 1), ("num", ONE, TWO, 1), ("ne", ONE, TWO, 1),
+        ("eq", NAN, NAN, 0), ("equ", NAN, NAN, 1), ("ne", NAN, ONE, 0), ("neu", NAN, ONE, 1), ("lt", ONE, TWO, 1),
+        ("ltu", NAN, TWO, 1),
+        ("leu", TWO, ONE, 0), ("geu", ONE, TWO, 0), ("gtu", TWO, ONE, 1), ("nan", NAN, ONE, 1), ("num", ONE, TWO, 1),
+        ("ne", ONE, TWO, 1),
         ("eq", 0, MINUS_ZERO, 1), ("equ", ONE, TWO, 0),
     ],
 )  # fmt: skip

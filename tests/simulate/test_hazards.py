@@ -20,7 +20,8 @@ LOAD = (
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%rd2], %r7, [%r5]; ISSUED:"
 )
 STORE = (
-    "@%p1 bra STORED; mov.b32 %r7, 128; add.s32 %r9, %r5, 256; cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r9], %r7;"
+    "@%p1 bra STORED; mov.b32 %r7, 128; add.s32 %r9, %r5, 256; cp.async.bulk.global.shared::cta.bulk_group "
+    "[%rd2], [%r9], %r7;"
     "cp.async.bulk.commit_group; {wait} STORED:"
 )
 READ = "ld.shared.b32 %r10, [%r8+256];" + result(0, "%r10")
@@ -36,7 +37,8 @@ def _check(body: str, **options) -> None:
 # name, rule, faulty program, right program
 PAIRS = [
     pytest.param(
-        r"R1 .*ld\.shared.*reads smem\+256 while the write by asynchronous copies of mbarrier smem\+0.* is not known to be complete",
+        r"R1 .*ld\.shared.*reads smem\+256 while the write by asynchronous copies of mbarrier smem\+0.* is "
+        r"not known to be complete",
         INIT + LOAD + READ + WAIT,
         INIT + LOAD + WAIT + READ,
         id="read-before-the-copy-has-landed",
@@ -49,7 +51,16 @@ PAIRS = [
     ),
     pytest.param(
         r"R2 .*st\.shared.*overwrites smem\+256 while the read by bulk of warp 0.* is not known to be over",
-        INIT + FILL + FENCE + "bar.sync 0;" + STORE.format(wait="") + "bar.sync 0;" + FILL + "@%p1 bra END;" + READ_DONE + "END:",
+        INIT
+        + FILL
+        + FENCE
+        + "bar.sync 0;"
+        + STORE.format(wait="")
+        + "bar.sync 0;"
+        + FILL
+        + "@%p1 bra END;"
+        + READ_DONE
+        + "END:",
         INIT + FILL + FENCE + "bar.sync 0;" + STORE.format(wait=READ_DONE) + "bar.sync 0;" + FILL,
         id="source-reused-before-it-was-read",
     ),
@@ -72,7 +83,8 @@ PAIRS = [
         id="mbarrier-read-as-data",
     ),
     pytest.param(
-        r"R5-exit CTA \(0, 0, 0\) exits with mbarrier smem\+0 unbalanced: phase 0, 0 of 1 arrivals pending, 64 bytes outstanding",
+        r"R5-exit CTA \(0, 0, 0\) exits with mbarrier smem\+0 unbalanced: phase 0, 0 of 1 arrivals pending, "
+        r"64 bytes outstanding",
         INIT + "@%p1 bra END; mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; END:",
         INIT + "@%p1 bra END; mbarrier.arrive.shared.b64 %rd9, [%r5]; END:",
         id="bytes-expected-but-never-brought",
@@ -90,7 +102,8 @@ PAIRS = [
         id="uninitialised-shared-memory",
     ),
     pytest.param(
-        r"R12 CTA \(0, 0, 0\) warp 0 exits while bulk store of 128 bytes to data at line \d+ may still read shared memory",
+        r"R12 CTA \(0, 0, 0\) warp 0 exits while bulk store of 128 bytes to data at line \d+ may still read "
+        r"shared memory",
         INIT + FILL + FENCE + "bar.sync 0;" + STORE.format(wait=""),
         INIT + FILL + FENCE + "bar.sync 0;" + STORE.format(wait=READ_DONE),
         id="exit-with-a-store-under-way",
@@ -125,27 +138,32 @@ def test_allowed_rules_become_notes():
 
 def test_bytes_of_neighbours_in_one_granule_are_told_apart():
     """Two warps use alternate words of the same 16 bytes: no race."""
-    body = INIT + "shr.u32 %r11, %r0, 5; shl.b32 %r11, %r11, 2; add.s32 %r12, %r5, %r11; st.shared.b32 [%r12+512], %r0; ld.shared.b32 %r10, [%r12+512];"
+    body = (
+        INIT + "shr.u32 %r11, %r0, 5; shl.b32 %r11, %r11, 2; add.s32 %r12, %r5, %r11; st.shared.b32 [%r12+512], "
+        "%r0; ld.shared.b32 %r10, [%r12+512];"
+    )
     _check(body, threads=64)
 
 
 def test_producer_consumer_through_a_named_barrier_is_ordered():
     """bar.arrive releases, bar.sync acquires."""
     body = (
-        INIT
-        + "setp.ge.s32 %p3, %r0, 32; @%p3 bra CONSUMER; st.shared.b32 [%r8+256], %r0; bar.arrive 2, 64; bra.uni OUT; CONSUMER: bar.sync 2, 64;"
+        INIT + "setp.ge.s32 %p3, %r0, 32; @%p3 bra CONSUMER; st.shared.b32 [%r8+256], %r0; bar.arrive 2, 64; "
+        "bra.uni OUT; CONSUMER: bar.sync 2, 64;"
         "ld.shared.b32 %r10, [%r8+128]; OUT:"
     )
     _check(body, threads=64)
 
 
 def test_order_is_transitive_over_two_barriers():
-    """Warp 0 writes and arrives at barrier 1; warp 1 passes it and arrives at barrier 2; warp 2 passes that and may read."""
+    """Warp 0 writes and arrives at barrier 1; warp 1 passes it and arrives at barrier 2; warp 2 passes that and
+    may read.
+    """
     body = (
-        INIT
-        + "shr.u32 %r11, %r0, 5; and.b32 %r12, %r0, 31; shl.b32 %r12, %r12, 2; add.s32 %r12, %r12, %r5;"
+        INIT + "shr.u32 %r11, %r0, 5; and.b32 %r12, %r0, 31; shl.b32 %r12, %r12, 2; add.s32 %r12, %r12, %r5;"
         "setp.eq.s32 %p3, %r11, 1; @%p3 bra ONE; setp.eq.s32 %p3, %r11, 2; @%p3 bra TWO;"
-        "st.shared.b32 [%r12+256], %r0; bar.arrive 1, 64; bra.uni OUT; ONE: bar.sync 1, 64; bar.arrive 2, 64; bra.uni OUT;"
+        "st.shared.b32 [%r12+256], %r0; bar.arrive 1, 64; bra.uni OUT; ONE: bar.sync 1, 64; bar.arrive 2, "
+        "64; bra.uni OUT;"
         "TWO: bar.sync 2, 64; ld.shared.b32 %r10, [%r12+256]; OUT:"
     )
     _check(body, threads=96)
@@ -155,8 +173,13 @@ def test_order_is_transitive_over_two_barriers():
 
 def test_unequal_register_budgets_of_a_warpgroup():
     """All warps of a warpgroup must execute the same setmaxnreg."""
-    body = "setp.lt.s32 %p1, %r0, 96; @!%p1 bra OTHER; setmaxnreg.dec.sync.aligned.u32 24; bra.uni OUT; OTHER: setmaxnreg.dec.sync.aligned.u32 32; OUT:"
-    with pytest.raises(SimulationError, match=r"R14 warps 0-3 have unequal register budgets: setmaxnreg \[\(24,\), \(32,\)\]"):
+    body = (
+        "setp.lt.s32 %p1, %r0, 96; @!%p1 bra OTHER; setmaxnreg.dec.sync.aligned.u32 24; bra.uni OUT; "
+        "OTHER: setmaxnreg.dec.sync.aligned.u32 32; OUT:"
+    )
+    with pytest.raises(
+        SimulationError, match=r"R14 warps 0-3 have unequal register budgets: setmaxnreg \[\(24,\), \(32,\)\]"
+    ):
         _check(body, threads=128)
 
 
@@ -165,4 +188,5 @@ def test_every_finding_is_in_the_message():
     with pytest.raises(SimulationError, match=r"2 hazards:") as caught:
         _check(INIT + READ + "ld.shared.b32 %r11, [%r5];", threads=32)
 
-    assert "R9" in str(caught.value) and "R5" in str(caught.value)
+    assert "R9" in str(caught.value)
+    assert "R5" in str(caught.value)

@@ -128,7 +128,9 @@ def test_division_by_zero_is_an_error():
 
 def test_guarded_instruction_keeps_the_old_value_elsewhere():
     """Lanes where the guard is false keep the destination."""
-    body = "mov.b32 %r9, 5; setp.eq.s32 %p1, %r1, 1; @%p1 mov.b32 %r9, 6; @!%p1 add.s32 %r9, %r9, 10;" + result(0, "%r9")
+    body = "mov.b32 %r9, 5; setp.eq.s32 %p1, %r1, 1; @%p1 mov.b32 %r9, 6; @!%p1 add.s32 %r9, %r9, 10;" + result(
+        0, "%r9"
+    )
 
     assert lane0(body, 1) == [6]
     assert lane0(body, 2) == [15]

@@ -1,4 +1,6 @@
-"""Loads and stores: bounds, alignment, widths, windows. An access outside every buffer names buffer, address, line and warp."""
+"""Loads and stores: bounds, alignment, widths, windows. An access outside every buffer names buffer, address, line
+and warp.
+"""
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from tests.simulate.ptx_snippets import lane0, result, run
 def test_shared_round_trip_through_another_lane():
     """Lane i reads what lane 31-i stored; the window begins at 0x400."""
     body = (
-        "mov.b32 %r5, smem;" + result(1, "%r5") + "shl.b32 %r6, %r0, 2; add.s32 %r6, %r6, %r5; st.shared.b32 [%r6], %r1;"
-        "bar.sync 0; sub.s32 %r7, 31, %r0; shl.b32 %r7, %r7, 2; add.s32 %r7, %r7, %r5; ld.shared.b32 %r9, [%r7];" + result(0, "%r9")
+        "mov.b32 %r5, smem;"
+        + result(1, "%r5")
+        + "shl.b32 %r6, %r0, 2; add.s32 %r6, %r6, %r5; st.shared.b32 [%r6], %r1;"
+        "bar.sync 0; sub.s32 %r7, 31, %r0; shl.b32 %r7, %r7, 2; add.s32 %r7, %r7, %r5; ld.shared.b32 %r9, [%r7];"
+        + result(0, "%r9")
     )
     out = run(body, np.arange(100, 132, dtype=np.uint32), words=2)
 
@@ -54,12 +59,17 @@ def test_local_memory_is_private_to_a_thread():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param("mov.b32 %r5, smem; ld.shared.b32 %r9, [%r5+4096];", r"shared load of 4 bytes at 0x1400 is outside", id="shared-past-end"),
-        pytest.param("mov.b32 %r5, 0; st.shared.b32 [%r5], %r0;", r"shared store of 4 bytes at 0x0 is outside", id="reserved-shared"),
-        pytest.param("mov.b32 %r5, smem; ld.shared.v4.b32 {%r1,%r2,%r3,%r4}, [%r5+4];", r"16 bytes at misaligned address 0x404", id="shared-align"),
-        pytest.param("ld.global.b32 %r9, [%rd2+64];", r"load of 4 bytes at global address .* nearest buffer is data \(64 bytes\), byte offset 64", id="global-past-end"),
+        pytest.param("mov.b32 %r5, smem; ld.shared.b32 %r9, [%r5+4096];", r"shared load of 4 bytes at 0x1400 "
+            r"is outside", id="shared-past-end"),
+        pytest.param("mov.b32 %r5, 0; st.shared.b32 [%r5], %r0;", r"shared store of 4 bytes at 0x0 is "
+            r"outside", id="reserved-shared"),
+        pytest.param("mov.b32 %r5, smem; ld.shared.v4.b32 {%r1,%r2,%r3,%r4}, [%r5+4];", r"16 bytes at "
+            r"misaligned address 0x404", id="shared-align"),
+        pytest.param("ld.global.b32 %r9, [%rd2+64];", r"load of 4 bytes at global address .* nearest buffer "
+            r"is data \(64 bytes\), byte offset 64", id="global-past-end"),
         pytest.param("st.global.v2.b32 [%rd2+4], {%r0, %r0};", r"8 bytes at misaligned address", id="global-align"),
-        pytest.param("ld.param.b64 %rd7, [snippet_in]; st.global.b32 [%rd7], %r0;", r"store to read-only buffer in at byte offset 0", id="read-only"),
+        pytest.param("ld.param.b64 %rd7, [snippet_in]; st.global.b32 [%rd7], %r0;", r"store to read-only "
+            r"buffer in at byte offset 0", id="read-only"),
         pytest.param("mov.b64 %rd7, 0; ld.global.b32 %r9, [%rd7];", r"global address 0x0 is out of bounds", id="null"),
     ],
 )  # fmt: skip
@@ -68,12 +78,16 @@ def test_bad_access_is_named(body, message):
     with pytest.raises(SimulationError, match=message) as caught:
         run(body, data=np.zeros(16, np.uint32))
 
-    assert "PTX line" in str(caught.value) and "CTA (0, 0, 0), warp 0" in str(caught.value)
+    assert "PTX line" in str(caught.value)
+    assert "CTA (0, 0, 0), warp 0" in str(caught.value)
 
 
 def test_out_of_bounds_of_inactive_lanes_is_no_error():
     """A guarded access touches memory in its active lanes only."""
-    body = "mul.wide.u32 %rd6, %r0, 4096; add.s64 %rd6, %rd2, %rd6; setp.eq.s32 %p1, %r0, 0; @%p1 ld.global.b32 %r9, [%rd6];" + result(0, "%r9")
+    body = (
+        "mul.wide.u32 %rd6, %r0, 4096; add.s64 %rd6, %rd2, %rd6; setp.eq.s32 %p1, %r0, 0; @%p1 ld.global.b32 "
+        "%r9, [%rd6];" + result(0, "%r9")
+    )
 
     assert run(body, data=np.full(4, 7, np.uint32))[0, 0] == 7
 

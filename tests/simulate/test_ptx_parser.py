@@ -1,7 +1,7 @@
 """The PTX front end: text to typed instructions.
 
-Names are resolved innermost block first; registers are numbered on first use; what is not understood is a `SimulationError`
-that names the line. Nothing is skipped.
+Names are resolved innermost block first; registers are numbered on first use; what is not understood is a
+`SimulationError` that names the line. Nothing is skipped.
 """
 
 import pytest
@@ -15,7 +15,9 @@ from tests.simulate.ptx_snippets import run, text_of
 
 def _instructions(body: str):
     function = parse_module(text_of(body)).entries["snippet"]
-    first = next(i for i, ins in enumerate(function.instructions) if ins.opcode == "ld.param.b64" and "data" in ins.text)
+    first = next(
+        i for i, ins in enumerate(function.instructions) if ins.opcode == "ld.param.b64" and "data" in ins.text
+    )
     return function, function.instructions[first + 1 : -1]
 
 
@@ -32,7 +34,8 @@ def test_header_gives_target_threads_and_parameter_offsets():
 def test_parameters_are_aligned_like_c_structs():
     """A 64-aligned map after 8 bytes starts at 64; a word after it at 192."""
     text = text_of("").replace(
-        ".param .u64 snippet_out,", ".param .align 4 .b8 s_a[8],\n .param .align 64 .b8 s_b[128],\n .param .u32 s_c,\n .param .u64 snippet_out,"
+        ".param .u64 snippet_out,",
+        ".param .align 4 .b8 s_a[8],\n .param .align 64 .b8 s_b[128],\n .param .u32 s_c,\n .param .u64 snippet_out,",
     )
     offsets = [p.offset for p in parse_module(text).entries["snippet"].parameters]
 
@@ -67,8 +70,10 @@ def test_operand_shapes():
     )
     elect, unpack, load, load_hex, store = code
 
-    assert isinstance(elect.operands[0], Pair) and elect.operands[0].data == Sink()
-    assert isinstance(unpack.operands[0], Vector) and len(unpack.operands[0].elements) == 2
+    assert isinstance(elect.operands[0], Pair)
+    assert elect.operands[0].data == Sink()
+    assert isinstance(unpack.operands[0], Vector)
+    assert len(unpack.operands[0].elements) == 2
     assert load.operands[1] == Address(load.operands[1].base, 12)
     assert load_hex.operands[1].offset == 16
     assert len(store.operands[0].coordinates) == 2
@@ -76,9 +81,7 @@ def test_operand_shapes():
 
 def test_registers_of_a_block_hide_outer_ones_and_end_with_it():
     """Two blocks may declare the same name: they are different registers, and the outer one is untouched."""
-    _, code = _instructions(
-        "{ .reg .b32 tmp; mov.b32 tmp, 1; }\n{ .reg .b32 tmp; mov.b32 tmp, 2; }\nmov.b32 %r1, 3;"
-    )
+    _, code = _instructions("{ .reg .b32 tmp; mov.b32 tmp, 1; }\n{ .reg .b32 tmp; mov.b32 tmp, 2; }\nmov.b32 %r1, 3;")
     registers = [ins.operands[0] for ins in code]
 
     assert all(isinstance(r, Reg) for r in registers)
@@ -108,7 +111,11 @@ def test_labels_of_inner_blocks_are_found_first():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        pytest.param("frobnicate.b32 %r1, %r2;", r"line \d+: opcode 'frobnicate.b32' is not in the simulator's table", id="opcode"),
+        pytest.param(
+            "frobnicate.b32 %r1, %r2;",
+            r"line \d+: opcode 'frobnicate.b32' is not in the simulator's table",
+            id="opcode",
+        ),
         pytest.param("add.sat.s32 %r1, %r2, %r3;", r"opcode 'add.sat.s32' is not", id="modifier"),
         pytest.param("mov.b32 %r1, %nosuch;", r"line \d+: '%nosuch' is not a declared register", id="register"),
         pytest.param("bra NOWHERE;", r"line \d+: branch to unknown label 'NOWHERE'", id="label"),

@@ -36,8 +36,8 @@ def _free(columns: int = 32, group: int = 1) -> str:
 def test_store_and_load_keep_lane_and_column():
     """Each warp owns its quarter of the lanes: warp w, lane t is row 32w + t; columns are registers."""
     body = (
-        _alloc()
-        + "add.s32 %r9, %r0, 1000; add.s32 %r10, %r0, 2000; tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8+4], {%r9, %r10}; tcgen05.wait::st.sync.aligned;"
+        _alloc() + "add.s32 %r9, %r0, 1000; add.s32 %r10, %r0, 2000; tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8+4], "
+        "{%r9, %r10}; tcgen05.wait::st.sync.aligned;"
         "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8+5]; tcgen05.wait::ld.sync.aligned;"
         + result(0, "%r11")
         + _free()
@@ -67,13 +67,20 @@ def test_reducing_load_returns_the_row_maximum():
     ("body", "message"),
     [
         pytest.param(_alloc(48), r"tcgen05.alloc of 48 columns; allowed", id="columns"),
-        pytest.param(_alloc() + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8+32];", r"columns 32..32 are not allocated \(allocated: 0..31\)", id="not-allocated"),
-        pytest.param(_alloc() + "xor.b32 %r8, %r8, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8];", r"tcgen05 ld/st 32x32b at lane 32 by warp 0", id="lane-quarter"),
-        pytest.param(_alloc() + "add.s32 %r8, %r8, %r0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8];", r"tensor memory address must be the same in all lanes", id="non-uniform"),
-        pytest.param(_alloc() + "@%p1 bra X; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5+64], 32; X:", r"after tcgen05.relinquish_alloc_permit", id="after-relinquish"),
-        pytest.param(_alloc() + "@%p1 bra X; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, 64; X:", r"tcgen05.dealloc of 64 columns at 0", id="dealloc-size"),
-        pytest.param("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 32;", r"is executed by 4 warps; one warp must allocate", id="all-warps"),
-        pytest.param(_alloc() + "@%p1 bra X; tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r7, 32; X:", r"cta_group::2 after cta_group::1", id="mixed-groups"),
+        pytest.param(_alloc() + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8+32];", r"columns 32..32 "
+            r"are not allocated \(allocated: 0..31\)", id="not-allocated"),
+        pytest.param(_alloc() + "xor.b32 %r8, %r8, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, "
+            "[%r8];", r"tcgen05 ld/st 32x32b at lane 32 by warp 0", id="lane-quarter"),
+        pytest.param(_alloc() + "add.s32 %r8, %r8, %r0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, "
+            "[%r8];", r"tensor memory address must be the same in all lanes", id="non-uniform"),
+        pytest.param(_alloc() + "@%p1 bra X; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 "
+            "[%r5+64], 32; X:", r"after tcgen05.relinquish_alloc_permit", id="after-relinquish"),
+        pytest.param(_alloc() + "@%p1 bra X; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, 64; X:",
+            r"tcgen05.dealloc of 64 columns at 0", id="dealloc-size"),
+        pytest.param("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 32;", r"is executed by "
+            r"4 warps; one warp must allocate", id="all-warps"),
+        pytest.param(_alloc() + "@%p1 bra X; tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r7, 32; X:",
+            r"cta_group::2 after cta_group::1", id="mixed-groups"),
     ],
 )  # fmt: skip
 def test_misuse_of_tensor_memory(body, message):
@@ -106,17 +113,22 @@ COPY_IN = """
     shl.b32 %r9, %r0, 2; cvt.u64.u32 %rd5, %r9; add.s64 %rd5, %rd5, %rd2; add.s32 %r10, %r5, %r9; mov.b32 %r11, 0;
     mov.u32 %r12, %cluster_ctarank; mul.wide.u32 %rd6, %r12, 4608; add.s64 %rd5, %rd5, %rd6;
 COPY:
-    ld.global.b32 %r13, [%rd5]; st.shared.b32 [%r10+1024], %r13; add.s64 %rd5, %rd5, 512; add.s32 %r10, %r10, 512; add.s32 %r11, %r11, 1;
-    setp.lt.s32 %p3, %r11, 9; @%p3 bra COPY;
+    ld.global.b32 %r13, [%rd5]; st.shared.b32 [%r10+1024], %r13; add.s64 %rd5, %rd5, 512; add.s32 %r10, %r10, 512;
+    add.s32 %r11, %r11, 1; setp.lt.s32 %p3, %r11, 9; @%p3 bra COPY;
     fence.proxy.async.shared::cta; bar.sync 0;
 """
 DESCRIPTORS = (
     "and.b32 %r14, %r5, 262143; add.s32 %r15, %r14, 1024; shr.u32 %r15, %r15, 4; cvt.u64.u32 %rd10, %r15; "
-    f"or.b64 %rd10, %rd10, {LAYOUT}; add.s32 %r16, %r14, 5120; shr.u32 %r16, %r16, 4; cvt.u64.u32 %rd11, %r16; or.b64 %rd11, %rd11, {LAYOUT};"
+    f"or.b64 %rd10, %rd10, {LAYOUT}; add.s32 %r16, %r14, 5120; shr.u32 %r16, %r16, 4; cvt.u64.u32 %rd11, "
+    f"%r16; or.b64 %rd11, %rd11, {LAYOUT};"
 )
-WAIT = "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], 0, 10000000; @P bra.uni D; bra.uni W; D: } tcgen05.fence::after_thread_sync;"
+WAIT = (
+    "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], 0, 10000000; @P bra.uni D; bra.uni W; D: }"
+    "tcgen05.fence::after_thread_sync;"
+)
 LOAD = (
-    "tcgen05.ld.sync.aligned.32x32b.x16.b32 {" + ", ".join(f"%r{40 + j}" for j in range(16)) + "}, [%r8]; tcgen05.wait::ld.sync.aligned;"
+    "tcgen05.ld.sync.aligned.32x32b.x16.b32 {" + ", ".join(f"%r{40 + j}" for j in range(16)) + "}, [%r8]; "
+        "tcgen05.wait::ld.sync.aligned;"
     + "".join(result(j, f"%r{40 + j}") for j in range(16))
 )  # fmt: skip
 
@@ -133,7 +145,8 @@ def _product_body(accumulate: str = "0") -> str:
         + DESCRIPTORS
         + f"mov.b32 %r17, {_idesc(M, N)}; @%p1 bra ISSUED; elect.sync _|%p4, -1; @!%p4 bra ISSUED;"
         "tcgen05.mma.cta_group::1.kind::f16 [%r7], %rd10, %rd11, %r17, 0;"
-        f"tcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%r7], %rd10, %rd11, %r17, {{0, 0, 0, 0}}, {accumulate};"
+        f"tcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%r7], %rd10, %rd11, %r17, {{0, 0, 0, "
+        f"0}}, {accumulate};"
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5]; ISSUED:" + WAIT + LOAD + _free()
     )
 
@@ -148,7 +161,16 @@ def _data() -> np.ndarray:
 def test_product_of_one_cta(schedule, accumulate, factor):
     """D = A B^T in tensor memory; a second MMA replaces or adds. Clean under every check."""
     a, b = _operands(M, N)
-    out = run(_product_body(accumulate), threads=128, words=16, smem=8192, data=_data(), target=TARGET, schedule=schedule, checks=True)
+    out = run(
+        _product_body(accumulate),
+        threads=128,
+        words=16,
+        smem=8192,
+        data=_data(),
+        target=TARGET,
+        schedule=schedule,
+        checks=True,
+    )
 
     assert (out.view(np.float32) == factor * (a @ b.T)).all()
 
@@ -159,7 +181,9 @@ def test_product_read_before_its_commit_is_poison_in_the_late_schedule_and_a_fin
     out = run(body, threads=128, words=16, smem=8192, data=_data(), target=TARGET, schedule="late")
 
     assert np.isnan(out.view(np.float32)).all()
-    with pytest.raises(SimulationError, match=r"R1 .*tcgen05\.ld.*reads tensor memory .* while the write by mma of warp 0 of CTA 0"):
+    with pytest.raises(
+        SimulationError, match=r"R1 .*tcgen05\.ld.*reads tensor memory .* while the write by mma of warp 0 of CTA 0"
+    ):
         run(body, threads=128, words=16, smem=8192, data=_data(), target=TARGET, checks=True)
 
 
@@ -168,7 +192,11 @@ def test_operand_from_tensor_memory():
     a, b = _operands(M, N)
     packed = _bf16(a).reshape(M, 8, 2).astype(np.uint32)
     words = (packed[:, :, 0] | packed[:, :, 1] << 16).T
-    store = "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+16], {" + ", ".join(f"%r{100 + j}" for j in range(8)) + "}; tcgen05.wait::st.sync.aligned;"
+    store = (
+        "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+16], {"
+        + ", ".join(f"%r{100 + j}" for j in range(8))
+        + "}; tcgen05.wait::st.sync.aligned;"
+    )
     keep = "".join(f"mov.b32 %r{100 + j}, %r{j + 1};" for j in range(8))
     body = (
         keep
@@ -176,7 +204,8 @@ def test_operand_from_tensor_memory():
         + COPY_IN
         + DESCRIPTORS
         + store
-        + f"tcgen05.fence::before_thread_sync; bar.sync 0; mov.b32 %r17, {_idesc(M, N)}; @%p1 bra ISSUED; elect.sync _|%p4, -1; @!%p4 bra ISSUED;"
+        + f"tcgen05.fence::before_thread_sync; bar.sync 0; mov.b32 %r17, {_idesc(M, N)}; @%p1 bra ISSUED; "
+        f"elect.sync _|%p4, -1; @!%p4 bra ISSUED;"
         "add.s32 %r18, %r7, 16; tcgen05.mma.cta_group::1.kind::f16 [%r7], [%r18], %rd11, %r17, 0;"
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5]; ISSUED:" + WAIT + LOAD + _free()
     )
@@ -187,12 +216,19 @@ def test_operand_from_tensor_memory():
 
 @pytest.mark.parametrize("schedule", ["eager", "late"])
 def test_product_of_a_cta_pair(schedule):
-    """cta_group::2, M 256: each CTA supplies its rows of A and half of B, and holds its rows of D; one multicast commit."""
+    """cta_group::2, M 256: each CTA supplies its rows of A and half of B, and holds its rows of D; one multicast
+    commit.
+    """
     a, b = _operands(256, 32)
     data = np.concatenate(
-        [np.concatenate([_core_matrices(a[128 * r : 128 * r + 128]), _core_matrices(b[16 * r : 16 * r + 16])]) for r in range(2)]
+        [
+            np.concatenate([_core_matrices(a[128 * r : 128 * r + 128]), _core_matrices(b[16 * r : 16 * r + 16])])
+            for r in range(2)
+        ]
     )
-    load = LOAD.replace("x16", "x32").replace(", ".join(f"%r{40 + j}" for j in range(16)), ", ".join(f"%r{40 + j}" for j in range(32)))
+    load = LOAD.replace("x16", "x32").replace(
+        ", ".join(f"%r{40 + j}" for j in range(16)), ", ".join(f"%r{40 + j}" for j in range(32))
+    )
     load += "".join(result(j, f"%r{40 + j}") for j in range(16, 32))
     body = (
         _alloc(32, 2)
@@ -207,7 +243,18 @@ def test_product_of_a_cta_pair(schedule):
         + "barrier.cluster.arrive; barrier.cluster.wait;"
         + _free(32, 2)
     )
-    out = run(body, threads=128, words=32, smem=8192, grid=2, cluster=2, data=data, target=TARGET, schedule=schedule, checks=True)
+    out = run(
+        body,
+        threads=128,
+        words=32,
+        smem=8192,
+        grid=2,
+        cluster=2,
+        data=data,
+        target=TARGET,
+        schedule=schedule,
+        checks=True,
+    )
 
     assert (out.view(np.float32) == a @ b.T).all()
 

@@ -41,7 +41,8 @@ def test_shuffle_stays_within_each_warp():
 def test_votes():
     """Ballot bits, any and all, per warp."""
     body = (
-        "setp.lt.s32 %p1, %r0, 3; vote.sync.ballot.b32 %r9, %p1, -1; vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;"
+        "setp.lt.s32 %p1, %r0, 3; vote.sync.ballot.b32 %r9, %p1, -1; vote.sync.any.pred %p2, %p1, -1; "
+        "vote.sync.all.pred %p3, %p1, -1;"
         "selp.b32 %r10, 1, 0, %p2; selp.b32 %r11, 1, 0, %p3;" + result(0, "%r9") + result(1, "%r10") + result(2, "%r11")
     )
     out = run(body, threads=64, words=3)
@@ -60,18 +61,25 @@ def test_elect_chooses_the_lowest_lane_of_the_mask():
 
 
 def test_elect_under_a_single_lane_branch_is_reported_as_what_it_is():
-    """The bug "TMA copy under if tid == 0": elect.sync of all lanes executed by one. Hardware hangs; here it is named."""
+    """The bug "TMA copy under if tid == 0": elect.sync of all lanes executed by one. Hardware hangs; here it is
+    named.
+    """
     body = """
         setp.ne.s32 %p1, %r0, 0;
         @%p1 bra SKIP;
         elect.sync %r9|%p2, -1;
     SKIP:
     """
-    with pytest.raises(SimulationError, match=r"elect.sync with member mask 0xffffffff is executed by lanes 0 of warp 0 only.*if tid == 0"):
+    with pytest.raises(
+        SimulationError,
+        match=r"elect.sync with member mask 0xffffffff is executed by lanes 0 of warp 0 only.*if tid == 0",
+    ):
         run(body)
 
 
-@pytest.mark.parametrize("instruction", ["shfl.sync.idx.b32 %r9, %r0, 0, 31, -1;", "bar.warp.sync -1;", "vote.sync.ballot.b32 %r9, %p1, -1;"])
+@pytest.mark.parametrize(
+    "instruction", ["shfl.sync.idx.b32 %r9, %r0, 0, 31, -1;", "bar.warp.sync -1;", "vote.sync.ballot.b32 %r9, %p1, -1;"]
+)
 def test_full_mask_in_divergent_code_is_an_error(instruction):
     """A lane named in the member mask that is elsewhere would be waited for."""
     with pytest.raises(SimulationError, match=r"executed by lanes 0-15 of warp 0 only"):
@@ -80,12 +88,17 @@ def test_full_mask_in_divergent_code_is_an_error(instruction):
 
 def test_partial_mask_in_divergent_code_is_fine():
     """Lanes outside the mask need not be there."""
-    body = "mov.b32 %r9, 77; setp.ge.s32 %p1, %r0, 16; @%p1 bra SKIP; shfl.sync.idx.b32 %r9, %r0, 3, 31, 0xffff; SKIP:" + result(0, "%r9")
+    body = (
+        "mov.b32 %r9, 77; setp.ge.s32 %p1, %r0, 16; @%p1 bra SKIP; shfl.sync.idx.b32 %r9, %r0, 3, 31, 0xffff; SKIP:"
+        + result(0, "%r9")
+    )
 
     assert run(body)[:, 0].tolist() == [3] * 16 + [77] * 16
 
 
-@pytest.mark.parametrize(("operation", "expected"), [("add", 496), ("max", 31), ("min", 0), ("or", 31), ("xor", 0), ("and", 0)])
+@pytest.mark.parametrize(
+    ("operation", "expected"), [("add", 496), ("max", 31), ("min", 0), ("or", 31), ("xor", 0), ("and", 0)]
+)
 def test_warp_reduction(operation, expected):
     """redux.sync over lane ids 0..31: sum 496."""
     kind = "b32" if operation in ("or", "xor", "and") else "u32"
@@ -98,14 +111,16 @@ def _matrix_body(store: str, load: str, count: int) -> str:
     """Row address of lane l: 16 * l; the fragment register j holds 1000 * j + lane in both halves' low bits."""
     regs = ", ".join(f"%r{10 + j}" for j in range(count))
     loads = ", ".join(f"%r{20 + j}" for j in range(count))
-    fill = "".join(f"shl.b32 %r{10 + j}, %r0, 16; or.b32 %r{10 + j}, %r{10 + j}, {1000 * (j + 1)};" for j in range(count))
+    fill = "".join(
+        f"shl.b32 %r{10 + j}, %r0, 16; or.b32 %r{10 + j}, %r{10 + j}, {1000 * (j + 1)};" for j in range(count)
+    )
     return (
         "mov.b32 %r5, smem; shl.b32 %r6, %r0, 4; add.s32 %r5, %r5, %r6;"
         + fill
         + f"stmatrix.sync.aligned.m8n8.x{count}{store}.shared.b16 [%r5], {{{regs}}}; bar.sync 0;"
         + f"ldmatrix.sync.aligned.m8n8.x{count}{load}.shared.b16 {{{loads}}}, [%r5];"
         + "".join(result(j, f"%r{20 + j}") for j in range(count))
-        + f"ld.shared.b32 %r30, [%r5]; "
+        + "ld.shared.b32 %r30, [%r5]; "
         + result(count, "%r30")
     )
 
@@ -115,11 +130,15 @@ def test_ldmatrix_is_the_inverse_of_stmatrix(transpose):
     """Registers come back, with and without transposition on both sides."""
     out = run(_matrix_body(transpose, transpose, 4), words=5)
 
-    assert [out[t, j] for t in (0, 31) for j in range(4)] == [t << 16 | 1000 * (j + 1) for t in (0, 31) for j in range(4)]
+    assert [out[t, j] for t in (0, 31) for j in range(4)] == [
+        t << 16 | 1000 * (j + 1) for t in (0, 31) for j in range(4)
+    ]
 
 
 def test_stmatrix_places_row_and_column():
-    """Lane t holds row t/4, columns 2(t%4), +1 of matrix j; lanes 8j..8j+7 give its rows. Row 1 begins with lane 4's register."""
+    """Lane t holds row t/4, columns 2(t%4), +1 of matrix j; lanes 8j..8j+7 give its rows. Row 1 begins with lane
+    4's register.
+    """
     out = run(_matrix_body("", "", 2), words=3)
 
     assert out[1, 2] == 4 << 16 | 1000

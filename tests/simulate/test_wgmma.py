@@ -1,4 +1,5 @@
-"""wgmma in the machine: fragments, operands from registers and shared memory, groups, and the fault classes around them.
+"""wgmma in the machine: fragments, operands from registers and shared memory, groups, and the fault classes around
+them.
 
 The expected product is computed with plain float64 sums of small integers, which bf16 and f32 hold exactly.
 """
@@ -24,7 +25,9 @@ def _operands() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _core_matrices(matrix: np.ndarray) -> np.ndarray:
-    """K-major, no swizzle: 8 x 8 blocks of 128 bytes; LBO 128 to the next block along K, SBO 256 to the next along rows."""
+    """K-major, no swizzle: 8 x 8 blocks of 128 bytes; LBO 128 to the next block along K, SBO 256 to the next along
+    rows.
+    """
     rows, cols = matrix.shape
     return _bf16(matrix).reshape(rows // 8, 8, cols // 8, 8).transpose(0, 2, 1, 3).reshape(-1)
 
@@ -35,8 +38,8 @@ COPY_IN = """
     mov.b32 %r5, smem; shl.b32 %r6, %r0, 2; cvt.u64.u32 %rd5, %r6; add.s64 %rd5, %rd5, %rd2; add.s32 %r7, %r5, %r6;
     mov.b32 %r8, 0;
 COPY:
-    ld.global.b32 %r9, [%rd5]; st.shared.b32 [%r7], %r9; add.s64 %rd5, %rd5, 512; add.s32 %r7, %r7, 512; add.s32 %r8, %r8, 1;
-    setp.lt.s32 %p1, %r8, 5; @%p1 bra COPY;
+    ld.global.b32 %r9, [%rd5]; st.shared.b32 [%r7], %r9; add.s64 %rd5, %rd5, 512; add.s32 %r7, %r7, 512; add.s32
+    %r8, %r8, 1; setp.lt.s32 %p1, %r8, 5; @%p1 bra COPY;
     fence.proxy.async.shared::cta; bar.sync 0;
 """
 D = "{" + ", ".join(f"%r{40 + i}" for i in range(8)) + "}"
@@ -68,9 +71,13 @@ def _data() -> np.ndarray:
 @pytest.mark.parametrize("scale", [0, 1])
 @pytest.mark.parametrize("by_warp", [False, True], ids=["lockstep", "by-warp"])
 def test_product_of_shared_operands(schedule, scale, by_warp):
-    """D = A B^T, plus the accumulator (all ones) when scale-d is set; four warps that arrive apart become one warpgroup."""
+    """D = A B^T, plus the accumulator (all ones) when scale-d is set; four warps that arrive apart become one
+    warpgroup.
+    """
     a, b = _operands()
-    out = run(_body(scale), threads=128, words=8, smem=8192, data=_data(), schedule=schedule, launch={"by_warp": by_warp})
+    out = run(
+        _body(scale), threads=128, words=8, smem=8192, data=_data(), schedule=schedule, launch={"by_warp": by_warp}
+    )
 
     assert (accumulator_matrix(out.T.copy().view(np.float32)) == a @ b.T + scale).all()
 
@@ -94,7 +101,9 @@ def test_two_chained_products_accumulate_in_order():
     """Two MMAs on one accumulator in one group: twice the product."""
     a, b = _operands()
     for schedule in ("eager", "late"):
-        out = run(_body(0, MMA + "mov.pred %p2, 1;" + MMA), threads=128, words=8, smem=8192, data=_data(), schedule=schedule)
+        out = run(
+            _body(0, MMA + "mov.pred %p2, 1;" + MMA), threads=128, words=8, smem=8192, data=_data(), schedule=schedule
+        )
 
         assert (accumulator_matrix(out.T.copy().view(np.float32)) == 2 * (a @ b.T)).all()
 
@@ -115,7 +124,9 @@ def test_part_of_a_warpgroup_is_a_deadlock_that_names_the_missing_warps():
 
 def test_reserved_descriptor_bits_are_an_error():
     """A descriptor with a base offset is not modelled and says so, with the line."""
-    body = _body(0).replace("wgmma.fence.sync.aligned;", f"or.b64 %rd12, %rd12, {1 << 49}; wgmma.fence.sync.aligned;", 1)
+    body = _body(0).replace(
+        "wgmma.fence.sync.aligned;", f"or.b64 %rd12, %rd12, {1 << 49}; wgmma.fence.sync.aligned;", 1
+    )
     with pytest.raises(SimulationError, match=r"wgmma descriptor .* has base offset 1"):
         run(body, threads=128, words=8, smem=8192, data=_data())
 

@@ -1,1 +1,3 @@
-"""Hazard checks: an optional observer of memory accesses and synchronisation. Off, the simulator does not pay for them."""
+"""Hazard checks: an optional observer of memory accesses and synchronisation. Off, the simulator does not pay for
+them.
+"""

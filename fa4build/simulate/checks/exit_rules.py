@@ -72,7 +72,8 @@ def _check_barriers(observer, cta) -> None:
     for barrier in cta.named:
         if barrier.arrived:
             observer.note(
-                f"R14 CTA {cta.ctaid} exits with {len(barrier.arrived) * WARP} of {barrier.required} threads arrived at named barrier {barrier.index}"
+                f"R14 CTA {cta.ctaid} exits with {len(barrier.arrived) * WARP} of {barrier.required} threads "
+                f"arrived at named barrier {barrier.index}"
             )
 
 

@@ -70,7 +70,8 @@ class MemoryRules:
         self.findings.error(
             rule,
             (site, other),
-            f"{self._place(g, site)}: {verb} {self._name(g, shadow, granule)} while the write by {writer} at {self.findings.line(other)} "
+            f"{self._place(g, site)}: {verb} {self._name(g, shadow, granule)} while the write by {writer} at "
+            f"{self.findings.line(other)} "
             "is not known to be complete",
         )
 
@@ -80,7 +81,8 @@ class MemoryRules:
         self.findings.error(
             "R2",
             (site, other),
-            f"{self._place(g, site)}: overwrites {self._name(g, shadow, granule)} while the read by {reader} at {self.findings.line(other)} "
+            f"{self._place(g, site)}: overwrites {self._name(g, shadow, granule)} while the read by {reader} "
+            f"at {self.findings.line(other)} "
             "is not known to be over",
         )
 
@@ -158,7 +160,8 @@ class MemoryRules:
             self.findings.error(
                 "R4",
                 (site, other),
-                f"{self._place(g, site)}: the asynchronous proxy {verb} {self._name(g, shadow, granule)} written by {self.findings.line(other)} "
+                f"{self._place(g, site)}: the asynchronous proxy {verb} {self._name(g, shadow, granule)} "
+                f"written by {self.findings.line(other)} "
                 "without a fence.proxy.async in between",
             )
 
@@ -214,7 +217,7 @@ class MemoryRules:
         memory = g.cta.memory
         if not memory.has_unwritten or not len(address):
             return
-        for buffer, where, offsets in memory.split(address, size, "access"):
+        for buffer, _, offsets in memory.split(address, size, "access"):
             if buffer.written is None:
                 continue
             words = offsets[:, None] // 4 + np.arange(max(size // 4, 1))

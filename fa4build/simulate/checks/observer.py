@@ -101,7 +101,9 @@ class Observer:
     # --- waiting for asynchronous operations ------------------------------------------------------------------------
 
     def ops_waited(self, g, mask, ops: list, what: str) -> None:
-        """Groups were waited for: their operations are complete for these warps (`bulk reads`: their sources are free)."""
+        """Groups were waited for: their operations are complete for these warps (`bulk reads`: their sources are
+        free).
+        """
         clocks = self.state(g.cta.cluster).clocks
         for slot in self._slots(g, mask):
             for op in ops:

@@ -1,7 +1,7 @@
 """Shadow state: who last wrote a granule and who has read it since.
 
-One `Shadow` covers shared memory in 16-byte granules with byte masks, another tensor memory in (quarter of 32 lanes, column)
-cells. All methods work on arrays of granules.
+One `Shadow` covers shared memory in 16-byte granules with byte masks, another tensor memory in (quarter of 32
+lanes, column) cells. All methods work on arrays of granules.
 """
 
 import numpy as np
@@ -27,7 +27,9 @@ class Shadow:
         self.initialised = np.zeros(granules, np.uint16)
 
     def unordered_write(self, where, bits, clock_rows) -> np.ndarray:
-        """True where the last write to overlapping bytes is not in the clock (rows: one per granule, or one for all)."""
+        """True where the last write to overlapping bytes is not in the clock (rows: one per granule, or one for
+        all).
+        """
         writer, count = self.writer[where], self.written[where]
         known = writer >= 0
         safe = np.where(known, writer, 0)

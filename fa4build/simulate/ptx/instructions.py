@@ -1,6 +1,7 @@
 """The values a PTX module is parsed into.
 
-Registers are containers of 1, 16, 32, 64 or 128 bits, numbered densely per function; the opcode decides how their bits are read.
+Registers are containers of 1, 16, 32, 64 or 128 bits, numbered densely per function; the opcode decides how their
+bits are read.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ class Reg:
 
 @dataclass(frozen=True, slots=True)
 class Imm:
-    """An immediate. Integers keep their sign; a float immediate (`0fXXXXXXXX`, `0dXXXXXXXXXXXXXXXX`) keeps its IEEE bits."""
+    """An immediate. Integers keep their sign; a float immediate (`0fXXXXXXXX`, `0dXXXXXXXXXXXXXXXX`) keeps its
+    IEEE bits.
+    """
 
     value: int
     is_float: bool = False
