@@ -229,8 +229,9 @@ def check(function, candidate: Candidate, problem: Problem, seed: int) -> dict:
 def rounds_ms(calls: dict, inputs, options) -> dict[str, list[float]]:
     """Device times of every call, in rounds over all of them so that clock and temperature drift hit each alike.
 
-    A round times `options.repeats` launches of each call with one event pair each, rotating the inputs. The order turns
-    by one from round to round: under a power limit whoever follows a weaker kernel runs at higher clocks.
+    A round times `options.repeats` launches of each call between one pair of events, rotating the inputs; with several
+    launches queued, the host time of a call does not count while it is shorter than the kernel. The order turns by one
+    from round to round: under a power limit whoever follows a weaker kernel runs at higher clocks.
     """
     import torch
 
@@ -238,14 +239,15 @@ def rounds_ms(calls: dict, inputs, options) -> dict[str, list[float]]:
     for round_ in range(options.rounds + 1):
         order = [*order[1:], order[0]]
         for name, call in order:
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            call(*inputs[0])  # keeps the device busy while the start event and the next launches are queued
+            start.record()
             for i in range(options.repeats):
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
                 call(*inputs[i % len(inputs)])
-                stop.record()
-                stop.synchronize()
-                if round_:  # the first round warms up
-                    times[name].append(start.elapsed_time(stop))
+            stop.record()
+            stop.synchronize()
+            if round_:  # the first round warms up
+                times[name].append(start.elapsed_time(stop) / options.repeats)
     return times
 
 
@@ -411,7 +413,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression over candidate names")
     parser.add_argument("--rows-only", action="store_true", help="only the rows of fa4build/tuning.py")
     parser.add_argument("--phases", default="check,time")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=4, help="launches of each candidate in a round")
     parser.add_argument("--seed", type=int, default=0, help="shifts the random inputs of the checks")
     parser.add_argument("--check-seconds", type=float, default=150)
