@@ -1,7 +1,7 @@
 """Contract: a tile visits every block with a visible key, masks every block that holds a hidden one, and no more.
 
-The oracle is the dense boolean matrix. Sizes are small (tiles of 4 x 3 and the like) so that every phase, also empty ones and
-windows narrower than a block, occurs.
+The oracle is the dense boolean matrix. Sizes are small (tiles of 4 x 3 and the like) so that every phase, also empty
+ones and windows narrower than a block, occurs.
 """
 
 import itertools
@@ -63,7 +63,7 @@ def test_no_visible_key_is_skipped_and_no_empty_block_is_visited(tile_m, tile_n)
 
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(4, 4), (4, 3), (2, 8), (8, 2), (1, 1)])
 def test_unmasked_blocks_are_visible_to_every_row(tile_m, tile_n):
-    """What is not masked holds no hidden key and no key beyond the end; what is masked on the left alone has no right edge."""
+    """What is not masked holds no hidden key; what is masked on the left alone has no right edge."""
     for seen, _, blocks in tiles(tile_m, tile_n):
         assert seen[:, blocks.inner_begin * tile_n : blocks.inner_end * tile_n].all()
         for block in range(blocks.begin, blocks.inner_begin):
@@ -81,13 +81,13 @@ def test_masks_run_only_where_needed(tile_m, tile_n):
 
 
 def test_a_tile_without_keys_gets_one_masked_block():
-    """causal, seqlen_q 8, seqlen_k 2: rows 0 to 5 see nothing, so the first tile of 4 rows is empty but visits block 0."""
+    """Causal, seqlen_q 8, seqlen_k 2: rows 0 to 5 see nothing; the first tile of 4 rows still visits block 0."""
     blocks = block_range(0, tile_m=4, tile_n=2, seqlen_q=8, seqlen_k=2, mask="causal", window_left=0, window_right=0)
     assert tuple(blocks) == (0, 0, 0, 1)
 
 
 def test_causal_tile_of_128_rows_masks_one_block():
-    """seqlen 512 on both sides, tiles of 128: tile 2 sees keys to 383, so blocks 0 and 1 are free and block 2 is masked."""
+    """Seqlen 512 on both sides, tiles of 128: tile 2 sees keys to 383; blocks 0 and 1 are free, 2 is masked."""
     blocks = block_range(
         2, tile_m=128, tile_n=128, seqlen_q=512, seqlen_k=512, mask="causal", window_left=0, window_right=0
     )

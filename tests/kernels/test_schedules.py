@@ -1,5 +1,8 @@
-"""Contract: a schedule hands out every tile exactly once; longest first never hands a longer tile after a shorter one of its
-group; shares of several tiles a CTA are disjoint and differ by at most one tile."""
+"""Contract: a schedule hands out every tile exactly once.
+
+Longest first never hands a longer tile after a shorter one of its group; shares of several tiles a CTA are disjoint and
+differ by at most one tile.
+"""
 
 import itertools
 
