@@ -30,3 +30,22 @@ def forward_arrive_counts(consumer_warpgroups: int) -> ForwardArriveCounts:
         turn_threads=2 * THREADS_PER_WARPGROUP,
         warpgroup_threads=THREADS_PER_WARPGROUP,
     )
+
+
+class BackwardArriveCounts(NamedTuple):
+    """Counts of the SM90 backward kernel, for mbarriers (arrivals) and named barriers (threads)."""
+
+    tile_full: int  # a stage filled: the copy thread's one expect-tx arrival (bytes complete the rest)
+    tile_empty: int  # stage read: one lane of every consumer warp
+    dq_threads: int  # a consumer warpgroup and the warp that stores its part of dQ
+    consumer_threads: int  # all consumer warpgroups
+
+
+def backward_arrive_counts(consumer_warpgroups: int) -> BackwardArriveCounts:
+    """Counts for one copy warp, one storing warp a consumer, and `consumer_warpgroups` consumers that share all tiles."""
+    return BackwardArriveCounts(
+        tile_full=1,
+        tile_empty=consumer_warpgroups * WARPS_PER_WARPGROUP,
+        dq_threads=THREADS_PER_WARPGROUP + THREADS_PER_WARPGROUP // WARPS_PER_WARPGROUP,
+        consumer_threads=consumer_warpgroups * THREADS_PER_WARPGROUP,
+    )

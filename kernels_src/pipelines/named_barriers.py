@@ -23,3 +23,18 @@ def next_warpgroup(warpgroup, consumer_warpgroups: int):
     from kernels_src.integers import select
 
     return select(warpgroup == consumer_warpgroups - 1, 0, warpgroup + 1)
+
+
+# Backward: the consumers meet where dS of all keys must lie in shared memory. Each consumer hands its tiles of dQ to a
+# storing warp: the buffer is announced empty by that warp and full by the consumer.
+CONSUMERS_MEET = 1
+
+
+def dq_empty(warpgroup):
+    """Barrier at which consumer `warpgroup` waits for its dQ buffer."""
+    return 2 + 2 * warpgroup
+
+
+def dq_full(warpgroup):
+    """Barrier at which the storing warp of consumer `warpgroup` waits for a tile."""
+    return 3 + 2 * warpgroup

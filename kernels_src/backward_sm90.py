@@ -1,0 +1,590 @@
+"""Attention backward (the main kernel) for sm_90a (Hopper): wires the building blocks together, nothing else.
+
+One CTA owns 128 keys of one key head and computes their dK and dV, 64 keys in the registers of each consumer
+warpgroup; so several query heads of a key head need no further reduction. A copy warp streams tiles of Q and dO with
+their row statistics. Scores are recomputed transposed, S^T = K Q^T, so that P^T and dS^T come out as operands of
+dV += P^T dO and dK += dS^T Q. dQ sums over keys, that is over CTAs: two storing warps, one for each consumer, add its
+tiles to a float32 accumulator in global memory.
+Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2; FlashAttention-3 (arXiv 2407.08608) for the roles on Hopper.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.memory as memory
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute import arch
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers as hopper
+
+from kernels_src.integers import select
+from kernels_src.masking.accumulator_mask import mask_columns
+from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL
+from kernels_src.masking.query_range import query_range
+from kernels_src.memory import epilogue_store, row_load, tile_reduce, tma_load
+from kernels_src.mma import gradients, wgmma
+from kernels_src.pipelines import named_barriers
+from kernels_src.pipelines.arrive_counts import backward_arrive_counts
+from kernels_src.pipelines.ring import Cursor, Ring, release, wait_empty, wait_full
+from kernels_src.scheduling.work_tile import decode_head
+from kernels_src.softmax import recomputed
+from kernels_src.softmax.online_softmax import LOG2_E
+from kernels_src.warp_roles import ROWS_PER_WARPGROUP, THREADS_PER_WARPGROUP, WarpRoles
+
+CONSUMERS = 2
+TILE_N = CONSUMERS * ROWS_PER_WARPGROUP
+COPY_WARP, FIRST_STORING_WARP = 0, 1
+NEVER = 1 << 30
+
+
+class Problem(NamedTuple):
+    """Scalars of a launch that every role reads."""
+
+    softmax_scale: object
+    window_left: object
+    window_right: object
+    seqlen_q: object
+    seqlen_k: object
+    group_size: object
+    by_n_blocks: object
+    by_heads: object
+
+
+class Tile(NamedTuple):
+    """The work of a CTA."""
+
+    n_block: object
+    kv_head: object
+    batch: object
+
+
+class Shared(NamedTuple):
+    """Shared memory: rings of Q and dO, one-stage rings of K and V, row statistics by stage, dS and dQ tiles."""
+
+    queries: object
+    douts: object
+    keys: object
+    values: object
+    lse: object
+    dpsum: object
+    dscores: object
+    dq: object
+
+
+class Consumer(NamedTuple):
+    """What a consumer warpgroup holds: matrix instructions, shared operands, registers."""
+
+    group: object
+    thread: object
+    first_scores_mma: object
+    scores_mma: object
+    dv_mma: object
+    dk_mma: object
+    first_dq_mma: object
+    dq_mma: object
+    keys: object
+    values: object
+    queries: object
+    douts: object
+    queries_columns: object
+    douts_columns: object
+    dscores_columns: object
+    keys_columns: object
+    scores: object
+    dscores: object
+    probabilities_operand: object
+    dscores_operand: object
+    dk: object
+    dv: object
+    dq: object
+    scale_log2: object
+
+
+class At(NamedTuple):
+    """Where a consumer is: cursors of Q and dO, and the stage of dS."""
+
+    query: object
+    dout: object
+    dscores: object
+
+
+class BackwardSm90:
+    """Backward attention, one specialization; calling it is the host function `bwd` of docs/formats.md section 1.
+
+    Args:
+        symbol: prefix of the device entry, which is `<symbol>_0`.
+        dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v, dout, dk and dv.
+        head_dim, head_dim_v: multiples of 32, at most 192.
+        mask: "full", "causal" or "local".
+        deterministic: dQ is summed in a fixed order.
+        tile_m: query rows of a tile, 64 or 128. 64: the consumers split the columns of dQ, else its rows.
+        q_stages, dout_stages: tiles of Q and of dO in flight. dscores_stages: 1 or 2; with 1 the consumers meet twice a
+            tile.
+        consumer_registers, producer_registers: see warp_roles.
+    Raises: ValueError for a combination that cannot run.
+    """
+
+    def __init__(
+        self,
+        *,
+        symbol: str,
+        dtype,
+        head_dim: int,
+        head_dim_v: int,
+        mask: str,
+        deterministic: bool,
+        tile_m: int,
+        q_stages: int,
+        dout_stages: int,
+        dscores_stages: int,
+        consumer_registers: int = 240,
+        producer_registers: int = 24,
+    ):
+        self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
+        self.deterministic = deterministic
+        self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
+        self.dscores_stages = dscores_stages
+        self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
+        self.dq_columns = head_dim // CONSUMERS if self.splits_dq_columns else head_dim
+        self.roles = WarpRoles(CONSUMERS, consumer_registers, producer_registers)
+        self.counts = backward_arrive_counts(CONSUMERS)
+        _check(self)
+        self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        dout: cute.Tensor,
+        lse_log2: cute.Tensor,
+        dpsum: cute.Tensor,
+        dq_accum: cute.Tensor,
+        dq_semaphore: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        softmax_scale: Float32,
+        window_left: Int32,
+        window_right: Int32,
+        num_sms: Int32,
+        stream,
+    ):
+        """Launches the kernel. Arguments: docs/formats.md section 1."""
+        q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows = (
+            _permuted(t, (1, 3, 2, 0)) for t in (q, k, v, dout, dk, dv)
+        )
+        dq_rows = _permuted(dq_accum, (2, 3, 1, 0))
+        lse_rows, dpsum_rows, semaphores = (_permuted(t, (2, 1, 0)) for t in (lse_log2, dpsum, dq_semaphore))
+        d, dv_columns = self.head_dim, self.head_dim_v
+        q_layout, dout_layout, k_layout, v_layout = (
+            cute.select(gradients.rows_layout(self.dtype, rows, columns, 1), mode=[0, 1])
+            for rows, columns in ((self.tile_m, d), (self.tile_m, dv_columns), (TILE_N, d), (TILE_N, dv_columns))
+        )
+        loads = (
+            *tma_load.make_tile_load(q_rows, q_layout, (self.tile_m, d)),
+            *tma_load.make_tile_load(dout_rows, dout_layout, (self.tile_m, dv_columns)),
+            *tma_load.make_tile_load(k_rows, k_layout, (TILE_N, d)),
+            *tma_load.make_tile_load(v_rows, v_layout, (TILE_N, dv_columns)),
+        )
+        stores = (
+            *epilogue_store.make_tile_store(dk_rows, k_layout, (TILE_N, d)),
+            *epilogue_store.make_tile_store(dv_rows, v_layout, (TILE_N, dv_columns)),
+            *tile_reduce.make_tile_reduce(dq_rows, cute.select(self._dq_layout(), mode=[0, 1]), self._dq_tile()),
+        )
+        num_n_blocks, num_heads_kv, batch = cute.ceil_div(k.shape[1], TILE_N), k.shape[2], k.shape[0]
+        problem = Problem(
+            softmax_scale=softmax_scale,
+            window_left=window_left,
+            window_right=window_right,
+            seqlen_q=q.shape[1],
+            seqlen_k=k.shape[1],
+            group_size=q.shape[2] // num_heads_kv,
+            by_n_blocks=cute.FastDivmodDivisorV2(num_n_blocks),
+            by_heads=cute.FastDivmodDivisorV2(num_heads_kv),
+        )
+        self.kernel(*loads, *stores, lse_rows, dpsum_rows, semaphores, problem).launch(
+            grid=(num_n_blocks * num_heads_kv * batch, 1, 1), block=(self.roles.threads, 1, 1), stream=stream
+        )
+
+    def _dq_tile(self) -> tuple[int, int]:
+        """Rows and columns of dQ that one consumer computes."""
+        return ROWS_PER_WARPGROUP, self.dq_columns
+
+    def _dq_layout(self):
+        return hopper.make_smem_layout_epi(Float32, LayoutEnum.ROW_MAJOR, self._dq_tile(), CONSUMERS)
+
+    @cute.kernel
+    def kernel(
+        self,
+        load_q: cute.CopyAtom,
+        q: cute.Tensor,
+        load_dout: cute.CopyAtom,
+        dout: cute.Tensor,
+        load_k: cute.CopyAtom,
+        k: cute.Tensor,
+        load_v: cute.CopyAtom,
+        v: cute.Tensor,
+        store_dk: cute.CopyAtom,
+        dk: cute.Tensor,
+        store_dv: cute.CopyAtom,
+        dv: cute.Tensor,
+        reduce_dq: cute.CopyAtom,
+        dq: cute.Tensor,
+        lse: cute.Tensor,
+        dpsum: cute.Tensor,
+        semaphores: cute.Tensor,
+        problem: Problem,
+    ):
+        """Device entry: sets up shared memory and barriers, then every warp takes its role."""
+        warp = arch.warp_idx()
+        shared = self._allocate_shared()
+        if warp == 0:
+            for atom in (load_q, load_dout, load_k, load_v, store_dk, store_dv, reduce_dq):
+                cpasync.prefetch_descriptor(atom)
+            with arch.elect_one():
+                for ring, stages in (
+                    (shared.queries, self.q_stages),
+                    (shared.douts, self.dout_stages),
+                    (shared.keys, 1),
+                    (shared.values, 1),
+                ):
+                    for stage in cutlass.range_constexpr(stages):
+                        arch.mbarrier_init(ring.full + stage, self.counts.tile_full)
+                        arch.mbarrier_init(ring.empty + stage, self.counts.tile_empty)
+        arch.mbarrier_init_fence()
+        arch.sync_threads()
+        group = arch.make_warp_uniform(warp // 4)
+        tile = self._tile(problem)
+        if group == 0:
+            arch.setmaxregister_decrease(self.roles.producer_registers)
+            if warp == COPY_WARP:
+                self._load_tiles(load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem)
+            elif warp < FIRST_STORING_WARP + CONSUMERS:
+                self._add_query_gradients(reduce_dq, dq, semaphores, shared, tile, problem, warp - FIRST_STORING_WARP)
+        else:
+            arch.setmaxregister_increase(self.roles.consumer_registers)
+            self._compute(store_dk, dk, store_dv, dv, shared, tile, problem, group - 1)
+
+    def _allocate_shared(self) -> Shared:
+        shared = memory.SmemAllocator()
+        barriers = shared.allocate_array(Int64, 2 * (self.q_stages + self.dout_stages + 2))
+        rings = []
+        for rows, columns, stages in (
+            (self.tile_m, self.head_dim, self.q_stages),
+            (self.tile_m, self.head_dim_v, self.dout_stages),
+            (TILE_N, self.head_dim, 1),
+            (TILE_N, self.head_dim_v, 1),
+        ):
+            layout = gradients.rows_layout(self.dtype, rows, columns, stages)
+            rings.append(Ring(_allocate(shared, self.dtype, layout), barriers, barriers + stages))
+            barriers = barriers + 2 * stages
+        statistics = []
+        for stages in (self.q_stages, self.dout_stages):
+            layout = cute.make_layout((self.tile_m, stages))
+            statistics.append(shared.allocate_tensor(Float32, layout, byte_alignment=128))
+        dscores = _allocate(
+            shared, self.dtype, gradients.rows_layout(self.dtype, TILE_N, self.tile_m, self.dscores_stages)
+        )
+        return Shared(*rings, *statistics, dscores, _allocate(shared, Float32, self._dq_layout()))
+
+    def _tile(self, problem: Problem) -> Tile:
+        head_batch, n_block = divmod(arch.block_idx()[0], problem.by_n_blocks)
+        kv_head, batch = decode_head(head_batch, problem.by_heads)
+        return Tile(n_block, kv_head, batch)
+
+    def _range(self, n_block, problem: Problem):
+        return query_range(
+            n_block,
+            tile_m=self.tile_m,
+            tile_n=TILE_N,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            mask=self.mask,
+            window_left=problem.window_left,
+            window_right=problem.window_right,
+        )
+
+    def _bytes(self, rows: int, columns: int) -> int:
+        return rows * columns * self.dtype.width // 8
+
+    # --- copy warp ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _load_tiles(self, load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem):
+        """Loads K and V once, then streams Q with its LSE and dO with its row sums as far ahead as the rings allow."""
+        tiles = self._range(tile.n_block, problem)
+        k_tiles = cute.local_tile(k[None, None, tile.kv_head, tile.batch], (TILE_N, self.head_dim), (None, 0))
+        v_tiles = cute.local_tile(v[None, None, tile.kv_head, tile.batch], (TILE_N, self.head_dim_v), (None, 0))
+        self._load_once(load_k, k_tiles, shared.keys, tile.n_block, self.head_dim)
+        q_at, dout_at = Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0))
+        for member in cutlass.range(problem.group_size, unroll=1):
+            head = tile.kv_head * problem.group_size + member
+            q_tiles = cute.local_tile(q[None, None, head, tile.batch], (self.tile_m, self.head_dim), (None, 0))
+            dout_tiles = cute.local_tile(dout[None, None, head, tile.batch], (self.tile_m, self.head_dim_v), (None, 0))
+            q_to, q_from = tma_load.partition_load(load_q, shared.queries.tiles, q_tiles)
+            dout_to, dout_from = tma_load.partition_load(load_dout, shared.douts.tiles, dout_tiles)
+            lse_tiles = cute.local_tile(lse[None, head, tile.batch], (self.tile_m,), (None,))
+            dpsum_tiles = cute.local_tile(dpsum[None, head, tile.batch], (self.tile_m,), (None,))
+            for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
+                m_block = tiles.begin + i
+                q_at = self._load_block(
+                    load_q, q_from, q_to, lse_tiles, shared.lse, shared.queries, q_at, m_block, self.q_stages
+                )
+                if (member == 0) & (i == 0):
+                    self._load_once(load_v, v_tiles, shared.values, tile.n_block, self.head_dim_v)
+                dout_at = self._load_block(
+                    load_dout,
+                    dout_from,
+                    dout_to,
+                    dpsum_tiles,
+                    shared.dpsum,
+                    shared.douts,
+                    dout_at,
+                    m_block,
+                    self.dout_stages,
+                )
+
+    @cute.jit
+    def _load_once(self, atom, tiles, ring: Ring, block, columns: cutlass.Constexpr[int]):
+        to, source = tma_load.partition_load(atom, ring.tiles, tiles)
+        tma_load.expect_bytes(ring.full, self._bytes(TILE_N, columns))
+        tma_load.start_load(atom, source[None, block], to[None, 0], ring.full)
+
+    def _load_block(self, atom, source, to, statistics, statistics_to, ring: Ring, at: Cursor, block, stages: int):
+        """Fills the next stage of a ring with one tile and its row statistics; returns the cursor after it."""
+        wait_empty(ring, at)
+        columns = cute.size(ring.tiles, mode=[1])
+        num_bytes = self._bytes(self.tile_m, columns) + self.tile_m * Float32.width // 8
+        tma_load.expect_bytes(ring.full + at.stage, num_bytes)
+        tma_load.start_load(atom, source[None, block], to[None, at.stage], ring.full + at.stage)
+        row_load.start_row_load(statistics[None, block], statistics_to[None, at.stage], ring.full + at.stage)
+        return at.next(stages)
+
+    # --- storing warps ------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _add_query_gradients(self, reduce_dq, dq, semaphores, shared, tile, problem, group):
+        """The storing warp of one consumer: adds its part of every dQ tile to the accumulator."""
+        tiles = self._range(tile.n_block, problem)
+        source = shared.dq[None, None, group]
+        for member in cutlass.range(problem.group_size, unroll=1):
+            head = tile.kv_head * problem.group_size + member
+            parts = cute.local_tile(dq[None, None, head, tile.batch], self._dq_tile(), (None, None))
+            for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
+                m_block = tiles.begin + i
+                self._hand_over_buffer(group)
+                self._wait_tile(group)
+                if const_expr(self.splits_dq_columns):
+                    tile_reduce.reduce_tile(reduce_dq, source, parts[None, None, m_block, group])
+                else:
+                    tile_reduce.reduce_tile(reduce_dq, source, parts[None, None, CONSUMERS * m_block + group, 0])
+                epilogue_store.wait_until_read()
+
+    def _hand_over_buffer(self, group) -> None:
+        arch.barrier_arrive(barrier_id=named_barriers.dq_empty(group), number_of_threads=self.counts.dq_threads)
+
+    def _wait_tile(self, group) -> None:
+        arch.barrier(barrier_id=named_barriers.dq_full(group), number_of_threads=self.counts.dq_threads)
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _compute(self, store_dk, dk, store_dv, dv, shared, tile, problem, group):
+        """A consumer warpgroup: dK and dV of its 64 keys, and its part of every dQ tile."""
+        work = self._consumer(shared, problem, group)
+        work.dk.fill(0.0)
+        work.dv.fill(0.0)
+        tiles = self._range(tile.n_block, problem)
+        limits = self._limits(work, tile, problem)
+        at = At(Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0)), Int32(0))
+        wait_full(shared.keys, Cursor(0, 0))
+        for member in cutlass.range(problem.group_size, unroll=1):
+            for i in cutlass.range(tiles.inner_begin - tiles.begin, unroll=1):
+                at = self._step(work, shared, at, limits, tiles.begin + i, True, self.mask == LOCAL)
+            for i in cutlass.range(tiles.inner_end - tiles.inner_begin, unroll=1):
+                at = self._step(work, shared, at, limits, tiles.inner_begin + i, False, False)
+            if const_expr(self.mask == LOCAL):
+                for i in cutlass.range(tiles.end - tiles.inner_end, unroll=1):
+                    at = self._step(work, shared, at, limits, tiles.inner_end + i, True, True)
+        self._write(work, store_dk, dk, store_dv, dv, shared, tile, problem)
+
+    def _consumer(self, shared: Shared, problem: Problem, group) -> Consumer:
+        """Fragments and registers of consumer `group`."""
+        dtype, d, dv_columns, rows = self.dtype, self.head_dim, self.head_dim_v, ROWS_PER_WARPGROUP
+        scores_mma = wgmma.scores_mma(dtype, self.tile_m, accumulate=True)
+        dk_mma, dv_mma = wgmma.output_mma(dtype, d), wgmma.output_mma(dtype, dv_columns)
+        dq_mma = gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=True)
+
+        def as_a(mma, tiles):
+            return mma.make_fragment_A(mma.get_slice(0).partition_A(tiles))
+
+        def as_b(mma, tiles):
+            return mma.make_fragment_B(mma.get_slice(0).partition_B(tiles))
+
+        def columns_view(tiles, tile_rows, columns, stages):
+            layout = gradients.columns_layout(dtype, tile_rows, columns, stages)
+            return cute.make_tensor(tiles.iterator, layout.outer)
+
+        own_rows = (group, 0)
+        keys_columns = columns_view(shared.keys.tiles, TILE_N, d, 1)[None, None, 0]
+        dscores_columns = columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
+        if const_expr(self.splits_dq_columns):
+            keys_columns = cute.local_tile(keys_columns, (self.dq_columns, TILE_N), own_rows)
+        else:
+            dscores_columns = cute.local_tile(dscores_columns, (rows, TILE_N), (group, 0, None))
+        shape_scores = scores_mma.partition_shape_C((rows, self.tile_m))
+        return Consumer(
+            group=group,
+            thread=arch.thread_idx()[0] % THREADS_PER_WARPGROUP,
+            first_scores_mma=wgmma.scores_mma(dtype, self.tile_m, accumulate=False),
+            scores_mma=scores_mma,
+            dv_mma=dv_mma,
+            dk_mma=dk_mma,
+            first_dq_mma=gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=False),
+            dq_mma=dq_mma,
+            keys=as_a(scores_mma, cute.local_tile(shared.keys.tiles[None, None, 0], (rows, d), own_rows)),
+            values=as_a(scores_mma, cute.local_tile(shared.values.tiles[None, None, 0], (rows, dv_columns), own_rows)),
+            queries=as_b(scores_mma, shared.queries.tiles),
+            douts=as_b(scores_mma, shared.douts.tiles),
+            queries_columns=as_b(dk_mma, columns_view(shared.queries.tiles, self.tile_m, d, self.q_stages)),
+            douts_columns=as_b(dv_mma, columns_view(shared.douts.tiles, self.tile_m, dv_columns, self.dout_stages)),
+            dscores_columns=as_a(dq_mma, dscores_columns),
+            keys_columns=as_b(dq_mma, keys_columns),
+            scores=cute.make_rmem_tensor(shape_scores, Float32),
+            dscores=cute.make_rmem_tensor(shape_scores, Float32),
+            probabilities_operand=cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), dtype),
+            dscores_operand=cute.make_rmem_tensor(dk_mma.partition_shape_A((rows, self.tile_m)), dtype),
+            dk=cute.make_rmem_tensor(dk_mma.partition_shape_C((rows, d)), Float32),
+            dv=cute.make_rmem_tensor(dv_mma.partition_shape_C((rows, dv_columns)), Float32),
+            dq=cute.make_rmem_tensor(dq_mma.partition_shape_C(self._dq_tile()), Float32),
+            scale_log2=problem.softmax_scale * LOG2_E,
+        )
+
+    def _step(self, work: Consumer, shared: Shared, at: At, limits, m_block, has_begin: bool, has_end: bool) -> At:
+        """One tile of queries."""
+        q_stage, dout_stage = at.query.stage, at.dout.stage
+        wait_full(shared.queries, at.query)
+        wgmma.issue_scores(
+            work.first_scores_mma, work.scores_mma, work.scores, work.keys, work.queries[None, None, None, q_stage]
+        )
+        wait_full(shared.values, Cursor(0, 0))
+        wait_full(shared.douts, at.dout)
+        wgmma.issue_scores(
+            work.first_scores_mma, work.scores_mma, work.dscores, work.values, work.douts[None, None, None, dout_stage]
+        )
+        warpgroup.wait_group(1)
+        scores, dscores = wgmma.rows_view(work.scores), wgmma.rows_view(work.dscores)
+        if has_begin or has_end:
+            begins, ends = (tuple(limit - m_block * self.tile_m for limit in side) for side in limits)
+            mask_columns(scores, begins, ends, has_begin, has_end)
+        column = wgmma.column_of_thread(work.thread)
+        recomputed.probabilities(scores, shared.lse[None, q_stage], column, work.scale_log2)
+        wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
+        warpgroup.wait_group(0)
+        recomputed.score_gradients(scores, dscores, shared.dpsum[None, dout_stage], column)
+        wgmma.round_to_operand(work.dscores, work.dscores_operand, self.dtype)
+
+        wgmma.issue_output(
+            work.dv_mma, work.dv, work.probabilities_operand, work.douts_columns[None, None, None, dout_stage]
+        )
+        self._share_dscores(work, shared.dscores[None, None, at.dscores])
+        wgmma.issue_scores(
+            work.first_dq_mma,
+            work.dq_mma,
+            work.dq,
+            work.dscores_columns[None, None, None, at.dscores],
+            work.keys_columns,
+        )
+        warpgroup.wait_group(1)
+        release(shared.douts, at.dout)
+        wgmma.issue_output(work.dk_mma, work.dk, work.dscores_operand, work.queries_columns[None, None, None, q_stage])
+        warpgroup.wait_group(1)
+        self._pass_on_dq(work, shared)
+        warpgroup.wait_group(0)
+        release(shared.queries, at.query)
+        next_dscores = at.dscores ^ 1 if self.dscores_stages == 2 else at.dscores
+        return At(at.query.next(self.q_stages), at.dout.next(self.dout_stages), next_dscores)
+
+    def _share_dscores(self, work: Consumer, shared) -> None:
+        """dS^T of this group's keys to shared memory; returns when both groups' are there."""
+        if self.dscores_stages == 1:
+            self._meet()
+        own = cute.local_tile(shared, (ROWS_PER_WARPGROUP, self.tile_m), (work.group, 0))
+        gradients.write_operand(work.scores_mma, work.dscores_operand, work.dscores, own, work.thread)
+        arch.fence_proxy("async.shared", space="cta")
+        self._meet()
+
+    def _pass_on_dq(self, work: Consumer, shared: Shared) -> None:
+        """The tile of dQ to shared memory, for the storing warp of this group."""
+        threads = self.counts.dq_threads
+        arch.barrier(barrier_id=named_barriers.dq_empty(work.group), number_of_threads=threads)
+        tile_reduce.write_accumulator(work.dq_mma, work.dq, shared.dq[None, None, work.group], work.thread)
+        arch.fence_proxy("async.shared", space="cta")
+        arch.barrier_arrive(barrier_id=named_barriers.dq_full(work.group), number_of_threads=threads)
+
+    def _meet(self) -> None:
+        arch.barrier(barrier_id=named_barriers.CONSUMERS_MEET, number_of_threads=self.counts.consumer_threads)
+
+    def _limits(self, work: Consumer, tile: Tile, problem: Problem) -> tuple:
+        """(begins, ends): queries that see this thread's two keys, less its first column. Keys beyond the last: none."""
+        first_key = tile.n_block * TILE_N + work.group * ROWS_PER_WARPGROUP + wgmma.row_of_thread(work.thread)
+        column = wgmma.column_of_thread(work.thread)
+        begins, ends = [], []
+        for key in (first_key, first_key + 8):
+            meets = key - (problem.seqlen_k - problem.seqlen_q)
+            begin = Int32(-NEVER)
+            if self.mask == CAUSAL:
+                begin = meets
+            elif self.mask == LOCAL:
+                begin = meets - problem.window_right
+                ends.append(meets + problem.window_left + 1 - column)
+            begins.append(select(key >= problem.seqlen_k, NEVER, begin) - column)
+        return tuple(begins), tuple(ends)
+
+    @cute.jit
+    def _write(self, work: Consumer, store_dk, dk, store_dv, dv, shared: Shared, tile, problem):
+        """Scales dK and stores dK and dV through the shared memory of K and V."""
+        for i in cutlass.range_constexpr(cute.size(work.dk)):
+            work.dk[i] = work.dk[i] * problem.softmax_scale
+        self._meet()  # the other group's last dQ has read K
+        parts = ((work.dv_mma, work.dv, shared.values), (work.dk_mma, work.dk, shared.keys))
+        for mma, accumulator, ring in parts:
+            whole = ring.tiles[None, None, 0]
+            own = cute.local_tile(whole, (ROWS_PER_WARPGROUP, cute.size(whole, mode=[1])), (work.group, 0))
+            epilogue_store.write_tile(mma, accumulator, own, self.dtype, work.thread)
+        arch.fence_proxy("async.shared", space="cta")
+        self._meet()
+        if arch.warp_idx() == THREADS_PER_WARPGROUP // 32:
+            for atom, gradient, ring in ((store_dv, dv, shared.values), (store_dk, dk, shared.keys)):
+                source = ring.tiles[None, None, 0]
+                tiles = cute.local_tile(
+                    gradient[None, None, tile.kv_head, tile.batch], (TILE_N, cute.size(source, mode=[1])), (None, 0)
+                )
+                epilogue_store.store_tile(atom, source, tiles[None, None, tile.n_block])
+            epilogue_store.wait_until_read()
+
+
+def _allocate(shared, dtype, layout):
+    return shared.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
+
+
+def _permuted(tensor: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+
+
+def _check(kernel: BackwardSm90) -> None:
+    """Refuses what would hang or be wrong on the device. Shared memory is checked by the caller's tuning table."""
+    if misfit := kernel.roles.misfit():
+        raise ValueError(misfit)
+    if kernel.mask not in (FULL, CAUSAL, LOCAL):
+        raise ValueError(f"mask {kernel.mask!r}: must be full, causal or local")
+    if kernel.tile_m not in (64, 128):
+        raise ValueError(f"tile_m {kernel.tile_m}: must be 64 or 128")
+    if kernel.dscores_stages not in (1, 2):
+        raise ValueError(f"dscores_stages {kernel.dscores_stages}: must be 1 or 2")
+    for head_dim in (kernel.head_dim, kernel.head_dim_v):
+        if head_dim % 32 or not 32 <= head_dim <= 192:
+            raise ValueError(f"head_dim {head_dim}: must be a multiple of 32, at most 192")

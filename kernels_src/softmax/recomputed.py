@@ -1,0 +1,50 @@
+"""Backward softmax: probabilities from stored statistics, and gradients of the scores, on transposed scores.
+
+Rows of the accumulators are keys, columns are queries, so the statistics of a query belong to a column. A thread needs
+those of its own columns, pairs that are 8 apart, and reads them from shared memory as it goes.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from kernels_src.softmax.online_softmax import exp2
+
+
+def _of_columns(statistics, column):
+    """The statistics of the calling thread's columns: (pair, one of the two) in registers."""
+    pairs = cute.size(statistics) // 8
+    pointer = (statistics.iterator + column).align(8)
+    source = cute.make_tensor(pointer, cute.make_layout((2, pairs), stride=(1, 8)))
+    values = cute.make_rmem_tensor((2, pairs), Float32)
+    for pair in range(pairs):
+        cute.autovec_copy(source[None, pair], values[None, pair])
+    return values
+
+
+@cute.jit
+def probabilities(scores_rows, lse_log2, column, scale_log2):
+    """Scores become probabilities in place: p = 2^(s * scale_log2 - lse_log2).
+
+    Args: scores_rows: rows_view of S^T; lse_log2: of the tile's queries, shared memory, +inf for a query that sees
+    nothing; column: the thread's first.
+    Cost: one fused multiply-add and one exponential an element, one 8-byte load for four elements.
+    """
+    lse = _of_columns(lse_log2, column)
+    for i in cutlass.range_constexpr(cute.size(scores_rows, mode=[1])):
+        for r in cutlass.range_constexpr(2):
+            scores_rows[r, i] = exp2(scores_rows[r, i] * scale_log2 - lse[i % 2, i // 2])
+
+
+@cute.jit
+def score_gradients(probabilities_rows, dprobabilities_rows, dpsum, column):
+    """dP becomes dS (without the scale) in place: ds = p * (dp - dpsum).
+
+    Args: both rows_views of transposed accumulators; dpsum: of the tile's queries, shared memory.
+    Cost: a subtraction and a multiplication an element, one 8-byte load for four elements.
+    """
+    sums = _of_columns(dpsum, column)
+    for i in cutlass.range_constexpr(cute.size(probabilities_rows, mode=[1])):
+        for r in cutlass.range_constexpr(2):
+            difference = dprobabilities_rows[r, i] - sums[i % 2, i // 2]
+            dprobabilities_rows[r, i] = probabilities_rows[r, i] * difference
