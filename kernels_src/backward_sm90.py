@@ -160,8 +160,8 @@ class BackwardSm90:
         k: cute.Tensor,
         v: cute.Tensor,
         dout: cute.Tensor,
-        lse_log2: cute.Tensor,
         dpsum: cute.Tensor,
+        lse_log2: cute.Tensor,
         dq_accum: cute.Tensor,
         dq_semaphore: cute.Tensor,
         dk: cute.Tensor,
@@ -529,7 +529,7 @@ class BackwardSm90:
         arch.barrier(barrier_id=named_barriers.CONSUMERS_MEET, number_of_threads=self.counts.consumer_threads)
 
     def _limits(self, work: Consumer, tile: Tile, problem: Problem) -> tuple:
-        """(begins, ends): queries that see this thread's two keys, less its first column. Keys beyond the last: none."""
+        """(begins, ends): queries that see this thread's two keys, less its first column; none for keys past the end."""
         first_key = tile.n_block * TILE_N + work.group * ROWS_PER_WARPGROUP + wgmma.row_of_thread(work.thread)
         column = wgmma.column_of_thread(work.thread)
         begins, ends = [], []

@@ -42,7 +42,7 @@ class BackwardArriveCounts(NamedTuple):
 
 
 def backward_arrive_counts(consumer_warpgroups: int) -> BackwardArriveCounts:
-    """Counts for one copy warp, one storing warp a consumer, and `consumer_warpgroups` consumers that share all tiles."""
+    """Counts for a copy warp, `consumer_warpgroups` consumers that share all tiles, and a storing warp for each."""
     return BackwardArriveCounts(
         tile_full=1,
         tile_empty=consumer_warpgroups * WARPS_PER_WARPGROUP,
