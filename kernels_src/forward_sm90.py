@@ -93,7 +93,8 @@ class ForwardSm90:
         order: "natural" or "longest_first". persistent: a CTA takes several tiles (natural: as many CTAs as
             multiprocessors; longest first: longest_first.TILES_PER_CTA tiles each), else one.
         separate_output: O has its own shared memory (the next tile's Q loads during the epilogue), else it reuses Q's.
-        ping_pong: consumer warpgroups take turns to issue. rescale_threshold: see softmax.online_softmax.next_step.
+        ping_pong: consumer warpgroups take turns to issue.
+        rescale_threshold: powers of two by which a row's maximum may rise before O is rescaled; 0 = any rise.
     Raises: ValueError for a combination that cannot run.
     """
 
@@ -368,6 +369,9 @@ class ForwardSm90:
             if const_expr(not self.separate_output):
                 release(queries, q_at)
             q_at = q_at.next(1)
+        if const_expr(self._stores_run_on()):
+            if arch.warp_idx() % 4 == 0:
+                epilogue_store.wait_until_read()
         if const_expr(self.ping_pong):
             if group == 0:
                 self._take_turn(0)
@@ -495,10 +499,11 @@ class ForwardSm90:
             wgmma.rows_view(work.output), work.row_max, work.row_sum, lse_values, problem.softmax_scale
         )
         is_storing_warp = arch.warp_idx() % 4 == 0
-        if const_expr(self.persistent and self.separate_output):
+        if const_expr(self._stores_run_on()):
             if is_storing_warp:
                 epilogue_store.wait_until_read()
-            self._sync_group(work.group)
+        # The memory is free once that store has read it, or, where it is Q's, once every warp's last scores have.
+        self._sync_group(work.group)
         shared = outputs[None, None, work.group]
         epilogue_store.write_tile(work.output_mma, work.output, shared, self.dtype, work.thread)
         arch.fence_proxy("async.shared", space="cta")
@@ -509,11 +514,15 @@ class ForwardSm90:
             )
             index = tile.m_block * self.roles.consumer_warpgroups + work.group
             epilogue_store.store_tile(store_o, shared, tiles[None, None, index])
-            if const_expr(not (self.persistent and self.separate_output)):
+            if const_expr(not self._stores_run_on()):
                 epilogue_store.wait_until_read()
         epilogue_store.store_lse(
             lse[None, tile.head, tile.batch], lse_values, self._first_row(work, tile), problem.seqlen_q, work.thread
         )
+
+    def _stores_run_on(self) -> bool:
+        """Whether a store of O is still reading its shared memory while the next tile is computed."""
+        return self.persistent and self.separate_output
 
     def _sync_group(self, group) -> None:
         barrier = named_barriers.epilogue_barrier(group, self.roles.consumer_warpgroups)
@@ -539,5 +548,12 @@ def _check(kernel: ForwardSm90, tile_m: int) -> None:
     for head_dim in (kernel.head_dim, kernel.head_dim_v):
         if head_dim % 16 or not 16 <= head_dim <= 256:
             raise ValueError(f"head_dim {head_dim}: must be a multiple of 16, at most 256")
-    if kernel.head_dim_v > kernel.head_dim and not kernel.separate_output:
-        raise ValueError("head_dim_v > head_dim: O does not fit in Q's shared memory; use separate_output")
+    fits = kernel.head_dim_v <= kernel.head_dim and _swizzle(kernel.head_dim) == _swizzle(kernel.head_dim_v)
+    if not fits and not kernel.separate_output:
+        dims = f"head_dim {kernel.head_dim}, head_dim_v {kernel.head_dim_v}"
+        raise ValueError(f"{dims}: O does not fit in Q's shared memory or wants another swizzle; use separate_output")
+
+
+def _swizzle(head_dim: int) -> int:
+    """Bytes of the swizzle pattern for 16-bit rows of head_dim: the widest that divides them."""
+    return next(size for size in (128, 64, 32) if 2 * head_dim % size == 0)

@@ -81,7 +81,7 @@ def next_step(
     """Adds a block: scores become probabilities in place; row_max and row_sum advance; rescale[r] is the factor for O.
 
     Args: may_be_empty: whether a row may have seen no key yet after this block (masked blocks only). threshold: as in
-        conditional_rescaling, in powers of two; negative = always move the reference.
+        conditional_rescaling, in powers of two; 0 = the reference is always the maximum.
     Cost: as first_step, plus one exponential a row.
     """
     for r in cutlass.range_constexpr(2):
