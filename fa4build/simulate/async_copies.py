@@ -19,7 +19,10 @@ def target_cta(b, g, address: int):
     rank, offset = address >> RANK_SHIFT, address & 0xFFFFFF
     if rank >= len(g.cta.cluster.ctas):
         raise b.fault(f"shared address 0x{address:x} names CTA rank {rank}; the cluster has {len(g.cta.cluster.ctas)}")
-    return g.cta.cluster.ctas[rank], offset
+    cta = g.cta.cluster.ctas[rank]
+    if cta is not g.cta and cta.threads_alive() == 0:
+        raise b.fault(f"shared address 0x{address:x} is in CTA rank {rank}, which has exited")
+    return cta, offset
 
 
 def shared_span(b, cta, offset: int, size: int, what: str) -> np.ndarray:
@@ -209,6 +212,7 @@ def _submit_load(b, g, lane: int, cta, offset: int, target, fetch, barrier, read
 
     if cta.cluster.engine.schedule != "eager":
         target[:] = _POISON
+    barrier.sources[g.cta.rank, g.warps[lane // WARP].index] = b.line
     op = AsyncOp(f"bulk copy of {size} bytes at line {b.line}", [copy])
     observe_issue(b, g, g.warps[lane // WARP], op, barrier, reads, [("smem", cta, units(offset, size))])
     cta.cluster.engine.submit(op)

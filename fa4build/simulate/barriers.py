@@ -26,7 +26,19 @@ _COUNT_LIMIT = (1 << 20) - 1
 class Mbarrier:
     """Phase, pending arrivals and outstanding bytes of one barrier. `arrivals`: the last arrivals, for reports."""
 
-    __slots__ = ("arrivals", "clock", "cta", "expected", "offset", "pending", "phase", "phases", "tx", "waits")
+    __slots__ = (
+        "arrivals",
+        "clock",
+        "cta",
+        "expected",
+        "offset",
+        "pending",
+        "phase",
+        "phases",
+        "sources",
+        "tx",
+        "waits",
+    )
 
     def __init__(self, cta, offset: int, expected: int):
         self.cta, self.offset, self.expected, self.pending = cta, offset, expected, expected
@@ -34,6 +46,7 @@ class Mbarrier:
         self.arrivals: deque = deque(maxlen=6)
         self.clock = None
         self.phases: dict = {}
+        self.sources: dict[tuple[int, int], int] = {}  # (CTA rank, warp) that ever arrived or sent bytes -> PTX line
 
     @property
     def name(self) -> str:
@@ -96,6 +109,10 @@ def find_mbarrier(cta, address: int) -> Mbarrier:
         raise Fault(f"mbarrier address 0x{address:x} is not a multiple of 8")
     if rank >= len(ctas):
         raise Fault(f"mbarrier address 0x{address:x} names CTA rank {rank}; the cluster has {len(ctas)} CTAs")
+    if ctas[rank] is not cta and ctas[rank].threads_alive() == 0:
+        raise Fault(
+            f"mbarrier {ctas[rank].name_of(offset)} of CTA rank {rank}, which has exited: its shared memory is gone"
+        )
     barrier = ctas[rank].mbarriers.get(offset)
     if barrier is None:
         raise Fault(f"no initialised mbarrier at {ctas[rank].name_of(offset)} (address 0x{address:x})")
@@ -172,6 +189,8 @@ def _arrive(b, ins, match):
             barrier = find_mbarrier(g.cta, target)
             if g.cta.observer is not None:
                 g.cta.observer.arrive(g, mask, barrier, b.site)
+            for k in active_warps(g, mask):
+                barrier.sources[g.cta.rank, g.warps[k].index] = b.line
             if expects:
                 barrier.expect(operand * lanes)
             barrier.arrive(lanes if expects else operand * lanes, _who(g, mask, b))
@@ -233,7 +252,9 @@ def _try_wait(b, ins, match):
             _observe(g, mask, barrier, want, b)
             put(g, mask, np.ones(g.lanes, bool))
 
-        return Wait(lambda: (barrier.phase & 1) != want, lambda: _describe(barrier, want), finish)
+        return Wait(
+            lambda: (barrier.phase & 1) != want, lambda: _describe(barrier, want), finish, lambda: set(barrier.sources)
+        )
 
     return run
 
@@ -246,18 +267,21 @@ def _observe(g, mask, barrier: Mbarrier, parity: int, b) -> None:
 
 def _describe(barrier: Mbarrier, parity: int) -> str:
     last = "; last arrivals: " + "; ".join(barrier.arrivals) if barrier.arrivals else "; nobody has arrived"
-    return f"mbarrier {barrier.name} of CTA {barrier.cta.rank}, parity {parity}: {barrier.state()}{last}"
+    known = sorted({f"line {line}" for line in barrier.sources.values()})
+    could = f"; arrivals so far came from {', '.join(known)}" if known else ""
+    return f"mbarrier {barrier.name} of CTA {barrier.cta.rank}, parity {parity}: {barrier.state()}{last}{could}"
 
 
 class NamedBarrier:
     """One of the 16 barriers of a CTA. `arrived`: warps of the current generation (twice if a warp arrives twice)."""
 
-    __slots__ = ("arrived", "clock", "generation", "index", "required", "where")
+    __slots__ = ("arrived", "clock", "generation", "index", "members", "required", "where")
 
     def __init__(self, index: int):
         self.index, self.generation, self.required = index, 0, None
         self.arrived: list[int] = []
         self.where: list[int] = []
+        self.members: set[int] = set()  # warps that ever arrived
         self.clock = None
 
 
@@ -304,7 +328,12 @@ def _named(b, ins, match):
         if barrier.generation > generation:
             finish()
             return None
-        return Wait(lambda: barrier.generation > generation, lambda: describe_named(barrier, g), finish)
+        return Wait(
+            lambda: barrier.generation > generation,
+            lambda: describe_named(barrier, g),
+            finish,
+            lambda: {(g.cta.rank, w) for w in barrier.members - set(barrier.arrived)},
+        )
 
     return run
 
@@ -325,6 +354,7 @@ def _enter(g, barrier: NamedBarrier, warp: int, required: int, b) -> None:
     if len(barrier.arrived) * WARP >= required:
         raise b.fault(f"barrier {barrier.index}: more than {required} threads arrive")
     barrier.arrived.append(warp)
+    barrier.members.add(warp)
     barrier.where.append(b.line)
 
 
@@ -394,6 +424,12 @@ def _cluster_wait(b, ins, match):
             lambda: barrier.generation > newest,
             lambda: f"cluster barrier: {barrier.arrived} of {total} threads arrived",
             finish,
+            lambda: {
+                (c.rank, w.index)
+                for c in g.cta.cluster.ctas
+                for w in c.warps
+                if w.cluster_generation != barrier.generation
+            },
         )
 
     return run

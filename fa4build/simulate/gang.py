@@ -14,6 +14,7 @@ from fa4build.simulate.registers import concatenate, poison, select
 # Scheduler codes a node function may return instead of the next node.
 BLOCKED, SPLIT, DEAD, PAUSED = -1, -2, -3, -4
 _NOWHERE = -100
+_ROLE_NODES = 20  # a branch apart that lasts this many nodes is taken for a choice of role
 WARP = 32
 
 
@@ -29,9 +30,27 @@ class Gang:
     """Warps in lockstep. `mask` is None when all lanes are active; `stack` holds (node, mask, reconvergence node)."""
 
     __slots__ = (
-        "active", "constants", "cta", "dead", "exited", "hints", "lanes", "last_poll", "mask", "paused", "pc",
-        "program", "reconverge", "regs",
-        "special", "stack", "stop", "tids", "wait", "warps",
+        "active",
+        "constants",
+        "cta",
+        "dead",
+        "exited",
+        "fenced",
+        "hints",
+        "lanes",
+        "last_poll",
+        "mask",
+        "paused",
+        "pc",
+        "program",
+        "reconverge",
+        "regs",
+        "special",
+        "stack",
+        "stop",
+        "tids",
+        "wait",
+        "warps",
     )  # fmt: skip
 
     def __init__(self, cta, program, warps: list, regs: list):
@@ -41,6 +60,7 @@ class Gang:
         self.constants = program.constant_arrays(self.lanes)
         self.pc = 0
         self.mask = self.exited = self.wait = self.last_poll = None
+        self.fenced = False  # registers as they were at the last wgmma.fence; None: unknown; False: no fence yet
         self.stack: list[tuple] = []
         self.reconverge = self.stop = _NOWHERE
         self.hints: list[int] = []
@@ -125,6 +145,7 @@ class Gang:
         child.pc, child.reconverge, child.hints = self.pc, self.reconverge, list(self.hints)
         child.stack = [(pc, None if m is None else m[lanes], rpc) for pc, m, rpc in self.stack]
         child.exited = None if self.exited is None else self.exited[lanes]
+        child.fenced = False if self.fenced is False else None
         child.set_mask(None if self.mask is None else self.mask[lanes])
         child.aim()
         return child
@@ -169,6 +190,7 @@ def merge_gangs(gangs: list[Gang]) -> Gang:
     merged = Gang(first.cta, first.program, [warps[k] for k in order], regs)
     merged.pc, merged.reconverge, merged.hints = first.pc, first.reconverge, list(first.hints)
     merged.stack = [(pc, join_masks([g.stack[i][1] for g in gangs]), rpc) for i, (pc, _, rpc) in enumerate(first.stack)]
+    merged.fenced = False if all(g.fenced is False for g in gangs) else None
     if any(g.exited is not None for g in gangs):
         merged.exited = join([np.zeros(g.lanes, bool) if g.exited is None else g.exited for g in gangs])
     merged.set_mask(join_masks([g.mask for g in gangs]))
@@ -198,6 +220,9 @@ def diverge(gang: Gang, taken, following: int, target: int, reconverge: int, is_
             child.hints.append(reconverge)
         child.aim()
         child.pc = target if kind == 1 else following
+        if reconverge - following > _ROLE_NODES:
+            for warp in child.warps:
+                warp.role = child.program.line_of(child.pc)
         if kind == 3:
             lanes = np.concatenate([np.arange(WARP * k, WARP * k + WARP) for k in chosen])
             child.pc = child.push_divergence(taken[lanes], following, target, reconverge)

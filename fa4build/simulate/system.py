@@ -11,14 +11,22 @@ from fa4build.simulate.registers import DTYPES, to_kind
 
 
 class Wait:
-    """Why a gang cannot go on. `ready` is polled; `describe` is for the deadlock report; `resume` is the node to
-    go on at.
+    """Why a gang cannot go on.
+
+    `ready` is polled; `describe` is for the deadlock report; `blockers`: (CTA rank, warp) of those who released such a
+    wait before; `resume`: the node to go on at.
     """
 
-    __slots__ = ("describe", "finish", "node", "ready", "resume")
+    __slots__ = ("blockers", "describe", "finish", "node", "ready", "resume")
 
-    def __init__(self, ready: Callable[[], bool], describe: Callable[[], str], finish: Callable | None = None):
-        self.ready, self.describe, self.finish = ready, describe, finish
+    def __init__(
+        self,
+        ready: Callable[[], bool],
+        describe: Callable[[], str],
+        finish: Callable | None = None,
+        blockers: Callable[[], set] = set,
+    ):
+        self.ready, self.describe, self.finish, self.blockers = ready, describe, finish, blockers
         self.resume = self.node = None
 
 

@@ -384,6 +384,8 @@ def _commit(b, ins, match):
 
         observer = g.cta.observer
         clock = None if observer is None else observer.products_so_far(warp)
+        for barrier in barriers:
+            barrier.sources[g.cta.rank, warp.index] = b.line
 
         def arrive() -> None:
             for barrier in barriers:

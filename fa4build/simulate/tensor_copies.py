@@ -122,6 +122,7 @@ def _submit_load(b, g, warp, cta, barrier, plan, tmap, coordinates) -> None:
         barrier.complete_bytes(plan.box_bytes, f"tensor load at line {b.line}")
 
     global_side(b, cta.memory, plan, False)
+    barrier.sources[g.cta.rank, warp.index] = b.line
     op = AsyncOp(f"tensor load of box {tmap.box} at {coordinates}, line {b.line}", [copy])
     observe_issue(b, g, warp, op, barrier, [("box", plan, 0)], [("smem", cta, np.unique(plan.shared_addresses // 16))])
     cta.cluster.engine.submit(op)

@@ -66,7 +66,7 @@ def _fence(b, ins, match):
     def run(g, mask):
         require_converged(g, mask, ins.opcode)
         if g.cta.observer is not None:
-            g.cta.observer.wgmma_fence(g, mask)
+            g.fenced = list(g.regs)
 
     return run
 
@@ -89,6 +89,7 @@ def _mma(b, ins, match):
     read_b = b.get(bdesc, "u64")
     accumulate = (lambda g: np.full(g.lanes, bool(scale.value))) if isinstance(scale, Imm) else b.get(scale, "p")
     regs = tuple(e.index for e in d.elements)
+    a_regs = tuple(e.index for e in a.elements) if from_registers else ()
 
     def operands_of(g, group: int) -> tuple:
         lanes = slice(GROUP * group, GROUP * (group + 1))
@@ -118,6 +119,8 @@ def _mma(b, ins, match):
         wait = rendezvous(g, "wgmma", b.line)
         if wait is not None:
             return wait
+        if g.cta.observer is not None:
+            _check_fence(b, g, regs, a_regs)
         groups = g.lanes // GROUP
         lazy = g.cta.cluster.engine.schedule != "eager"
         before = None if lazy else read_d(g)
@@ -157,8 +160,25 @@ def _accumulators(b, d: Vector):
     def write(g, values: np.ndarray) -> None:
         for (i, storage), row in zip(places, values, strict=True):
             g.regs[i] = row if storage == "f32" else to_kind(row, "f32", storage)
+            if g.fenced:
+                g.fenced[i] = g.regs[i]
 
     return read, write
+
+
+def _check_fence(b, g, regs, a_regs) -> None:
+    """R8: accumulators and A fragments may not be written between the last wgmma.fence and the instruction."""
+    if g.fenced is None:
+        return
+    if g.fenced is False:
+        g.cta.observer.error("R8", b.site, f"{b.ins.opcode} at line {b.line}: no wgmma.fence before it")
+        return
+    changed = [r for r in (*regs, *a_regs) if g.regs[r] is not g.fenced[r]]
+    if changed:
+        names = ", ".join(b.program.function.register_names[r] for r in changed[:4])
+        what = "accumulator" if changed[0] in regs else "A fragment"
+        text = f"{what} registers ({names}, ...) were written after the last wgmma.fence"
+        g.cta.observer.error("R8", b.site, f"{b.ins.opcode} at line {b.line}: {text}")
 
 
 class _Pending(AsyncOp):
@@ -253,3 +273,5 @@ def _deliver(g, ops: list[_Pending]) -> None:
                 value = to_kind(g.regs[reg], storage, "f32").copy()
                 value[lanes] = row[own : own + WARP]
                 g.regs[reg] = to_kind(value, "f32", storage)
+                if g.fenced:
+                    g.fenced[reg] = g.regs[reg]

@@ -116,6 +116,36 @@ def test_deadlock_report_says_who_waits_for_what():
     assert "mbarrier.try_wait" in text
 
 
+def test_deadlock_report_shows_the_cycle():
+    """Two warps that each wait for the other's second arrival: the ring is named."""
+    body = (
+        INIT.replace("mov.b32 %r6, {count};", "mov.b32 %r6, 32; mbarrier.init.shared.b64 [%r5+8], %r6;").format()
+        + "setp.ge.s32 %p3, %r0, 32; @%p3 bra OTHER; mbarrier.arrive.shared.b64 %rd9, [%r5+8];"
+        + _wait(0)
+        + "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], 1, 10000000; @P bra.uni D; bra.uni W; D: }"
+        "bra.uni OUT; OTHER: mbarrier.arrive.shared.b64 %rd9, [%r5]; add.s32 %r5, %r5, 8;"
+        + _wait(0)
+        + "{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], 1, 10000000; @P bra.uni D; "
+        "bra.uni W; D: } OUT:"
+    )
+    with pytest.raises(SimulationError, match=r"cycle: .*, warp 1 -> .*, warp 0 -> .*, warp 1"):
+        run(body, threads=64)
+
+
+def test_arrival_at_a_cta_that_has_exited_is_an_error():
+    """Rank 1 signals rank 0 and leaves; rank 0 signals back: that shared memory is gone."""
+    body = (
+        INIT.format(count=1)
+        + "barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r10, %cluster_ctarank; xor.b32 %r12, %r10, 1;"
+        "mapa.shared::cluster.u32 %r11, %r5, %r12; setp.eq.s32 %p3, %r10, 0; @%p3 bra RANK0;"
+        "@!%p1 mbarrier.arrive.shared::cluster.b64 _, [%r11], 1; ret; RANK0:"
+        + _wait(0)
+        + "@!%p1 mbarrier.arrive.shared::cluster.b64 _, [%r11], 1;"
+    )
+    with pytest.raises(SimulationError, match=r"of CTA rank 1, which has exited"):
+        run(body, grid=2, cluster=2)
+
+
 def test_missing_bytes_are_a_deadlock_with_the_byte_count():
     """expect_tx of 64 bytes that no copy brings."""
     body = (

@@ -131,6 +131,30 @@ def test_reserved_descriptor_bits_are_an_error():
         run(body, threads=128, words=8, smem=8192, data=_data())
 
 
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        pytest.param(("wgmma.fence.sync.aligned;", ""), r"R8 wgmma.*: no wgmma.fence before it", id="no-fence"),
+        pytest.param(
+            ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; mov.b32 %r41, 0f40000000;"),
+            r"R8 wgmma.*: accumulator registers \(%r41, ...\) were written after the last wgmma.fence",
+            id="written-after-the-fence",
+        ),
+        pytest.param(
+            ("wgmma.wait_group.sync.aligned 0;", ""),
+            r"R8 .*exits with wgmma operations not waited for",
+            id="not-waited-for",
+        ),
+        pytest.param(("fence.proxy.async.shared::cta;", ""), r"R4 .*without a fence.proxy.async", id="no-proxy-fence"),
+    ],
+)
+def test_faults_around_a_product_are_findings(faulty, message):
+    """wgmma.fence, wait_group and the proxy fence: each is missed when it is gone, and the whole program is clean."""
+    run(_body(1), threads=128, words=8, smem=8192, data=_data(), checks=True)
+    with pytest.raises(SimulationError, match=message):
+        run(_body(1).replace(*faulty), threads=128, words=8, smem=8192, data=_data(), checks=True)
+
+
 def test_fragment_maps_are_inverse():
     """Matrix to registers and back."""
     matrix = np.arange(64 * 24, dtype=np.float32).reshape(64, 24)

@@ -176,6 +176,8 @@ class MemoryRules:
         if by_async:
             self._check_proxy(g, shadow, where, bits, bad, clocks[1], site, "overwrites")
         late = shadow.unordered_reads(where, bits, clocks[0])
+        if len(shadow.writer) == 4 * 512 and not late.any():
+            self._note_weak_loads(g, shadow, where, clocks[0], site)
         if late.any():
             self._report_read_order(g, state, shadow, int(where[np.flatnonzero(late)[0]]), clocks[0], site)
         component, count = op.token
@@ -208,7 +210,21 @@ class MemoryRules:
             self.findings.error(
                 "R9", (site,), f"{self._place(g, site)}: reads {self._name(g, shadow, granule)}, never written"
             )
+        component = clocks.component(("tmem ld", slot), f"tcgen05.ld of {clocks.names[slot]}")
+        clocks.now[component] += 1
+        shadow.loader[where], shadow.loads[where] = component, clocks.now[component]
         shadow.note_read(where, bits, slot, int(clocks.now[slot]), site)
+
+    def _note_weak_loads(self, g, shadow, where, clock, site: int) -> None:
+        """R7w: ordered through registers and a barrier, but no tcgen05.wait::ld says that the load is complete."""
+        weak = shadow.loads[where] > clock[shadow.loader[where]]
+        if weak.any():
+            granule = int(where[np.flatnonzero(weak)[0]])
+            self.findings.note(
+                ("R7w", site),
+                f"R7w {self._place(g, site)}: overwrites {self._name(g, shadow, granule)} after a tcgen05.ld "
+                f"without wait::ld",
+            )
 
     # --- global memory ------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,10 @@ class Observer:
             cluster.check_state = _ClusterState(cluster)
         return cluster.check_state
 
+    def error(self, rule: str, site: int, text: str) -> None:
+        """A finding of a rule that is checked elsewhere."""
+        self.findings.error(rule, (site,), text)
+
     def note(self, text: str) -> None:
         """A remark that is no error."""
         self.findings.note(text, text)
@@ -86,11 +90,11 @@ class Observer:
         self.rules.tensor_access(g, warp, address, width, is_write, site)
 
     def tmem_wait(self, g, mask, kind: str) -> None:
-        """tcgen05.wait::st completes the warp's stores; wait::ld and fences need no record."""
-        if kind == "st":
+        """tcgen05.wait::st and ::ld complete the warp's stores and loads; fences need no record."""
+        if kind in ("st", "ld"):
             clocks = self.state(g.cta.cluster).clocks
             for slot in self._slots(g, mask):
-                component = clocks.component(("tmem st", slot), f"tcgen05.st of {clocks.names[slot]}")
+                component = clocks.component((f"tmem {kind}", slot), f"tcgen05.{kind} of {clocks.names[slot]}")
                 clocks.reach(slot, component, int(clocks.now[component]))
 
     def tmem_freed(self, g, mask, site: int) -> None:
@@ -143,6 +147,9 @@ class Observer:
     def arrive(self, g, mask, barrier, site: int) -> None:
         """Threads arrive (release)."""
         state = self.state(g.cta.cluster)
+        if barrier.cta is not g.cta and not all(g.warps[k].synced_cluster for k in active_warps(g, mask)):
+            place = self.findings.line(site)
+            self.note(f"R13 {place}: arrives at CTA rank {barrier.cta.rank} before any cluster barrier was passed")
         if (
             barrier.phase > 0
             and barrier.phases.get("observed", -1) < barrier.phase - 1
@@ -214,9 +221,6 @@ class Observer:
             clocks = self.state(g.cta.cluster).clocks
             for slot in self._slots(g, mask):
                 clocks.fence_async(slot)
-
-    def wgmma_fence(self, g, mask) -> None:
-        """Orders registers; shared memory needs its own fence."""
 
     def warp_barrier(self, g, mask) -> None:
         """Lanes of a warp are one component here."""

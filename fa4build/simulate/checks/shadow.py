@@ -25,6 +25,8 @@ class Shadow:
         self.read_mask = np.zeros(granules, np.uint16)
         self.read_site = np.zeros(granules, np.int32)
         self.initialised = np.zeros(granules, np.uint16)
+        self.loader = np.zeros(granules, np.int32)  # newest tcgen05.ld: component and count that wait::ld completes
+        self.loads = np.zeros(granules, np.int32)
 
     def unordered_write(self, where, bits, clock_rows) -> np.ndarray:
         """True where the last write to overlapping bytes is not in the clock (rows: one per granule, or one for
