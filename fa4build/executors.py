@@ -17,6 +17,7 @@ from fa4build.codegen.compile import (
     CompileOptions,
     CompileRequest,
     Cubin,
+    Worker,
     check_server,
     prepare,
     read_result,
@@ -57,10 +58,18 @@ class Executor(Protocol):
 class LocalExecutor:
     """Compiles on this machine, `capacity` at a time. The compiler is loaded when the first request comes."""
 
-    def __init__(self, toolchain: Toolchain, *, jobs: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """`jobs`: at most so many at a time; default: one a core."""
+    def __init__(
+        self,
+        toolchain: Toolchain,
+        *,
+        jobs: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        worker: Worker | None = None,
+    ) -> None:
+        """`jobs`: at most so many at a time; default: one a core. `worker`: the process that is forked."""
         self.capacity = worker_count(jobs)
         self._toolchain = toolchain
+        self._worker = worker
         self._timeout_s = timeout_s
         self._server: ForkServer | None = None
         self._scratch: Path | None = None
@@ -80,7 +89,7 @@ class LocalExecutor:
         prepare(request, options, work_dir)
         if self._server is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="fa4build-"))
-            self._server = start_server(self._toolchain, self._scratch)
+            self._server = start_server(self._toolchain, self._scratch, self._worker)
             check_server(self._server, self._toolchain)
         job = self._server.submit(function=f"{WORKER}:run", work_dir=work_dir, timeout_s=self._timeout_s)
         self._running[job] = (request, work_dir)

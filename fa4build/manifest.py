@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import WheelError
 from fa4build.evidence import Evidence
@@ -81,7 +81,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The index of one pack. Entries are sorted by id; `targets` are the distinct targets of the entries, sorted."""
+    """The index of one pack. Entries are sorted by id; `targets` are the distinct targets of the entries, sorted.
+
+    `recipes` say how operators are computed from the entries, as JSON objects (docs/formats.md, section 5).
+    """
 
     pack: str
     version: str
@@ -91,6 +94,7 @@ class Manifest:
     groups: tuple[Group, ...]
     entries: tuple[Entry, ...]
     family: str = FAMILY
+    recipes: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def raw_bytes(self) -> int:
@@ -111,6 +115,8 @@ def collect(
     version: str,
     abi: str,
     toolchain: Mapping[str, str],
+    family: str = FAMILY,
+    recipes: Iterable[Mapping[str, Any]] = (),
 ) -> Manifest:
     """Join placed entries and their groups to the manifest of one pack.
 
@@ -129,6 +135,8 @@ def collect(
         toolchain=dict(sorted(toolchain.items())),
         groups=tuple(groups),
         entries=ordered,
+        family=family,
+        recipes=tuple(sorted(recipes, key=lambda recipe: recipe["id"])),
     )
     _check_consistency(manifest)
     return manifest
@@ -147,6 +155,8 @@ def manifest_to_json(manifest: Manifest) -> str:
         "groups": [_fields(group) for group in manifest.groups],
         "entries": [_entry_document(entry) for entry in manifest.entries],
     }
+    if manifest.recipes:
+        document["recipes"] = list(manifest.recipes)
     return canonical_json(document) + "\n"
 
 
@@ -168,6 +178,7 @@ def manifest_from_json(text: str | bytes, *, origin: str = "manifest.json") -> M
         toolchain=document["toolchain"],
         groups=tuple(Group(**group) for group in document["groups"]),
         entries=tuple(_entry_value(entry) for entry in document["entries"]),
+        recipes=tuple(document.get("recipes", ())),
     )
     _check_consistency(manifest)
     raw = text.encode() if isinstance(text, str) else text
@@ -272,6 +283,22 @@ def _check_consistency(manifest: Manifest) -> None:
         if group.file != expected:
             raise WheelError(f"pack {name}: group {number} is called {group.file!r}; it must be {expected!r}.")
     _check_tiling(manifest)
+    _check_recipes(manifest)
+
+
+def _check_recipes(manifest: Manifest) -> None:
+    """Recipes have unique ids and launch kernels of the same pack."""
+    ids = [str(recipe["id"]) for recipe in manifest.recipes]
+    if len(set(ids)) != len(ids):
+        raise WheelError(f"pack {manifest.pack}: two recipes share an id: {', '.join(sorted(ids))}.")
+    known = {entry.id for entry in manifest.entries}
+    for recipe in manifest.recipes:
+        missing = sorted({step["kernel"] for step in recipe["steps"]} - known)
+        if missing:
+            raise WheelError(
+                f"pack {manifest.pack}: recipe {recipe['id']} needs {', '.join(missing)}, which is not in the pack. "
+                "Select the kernels too, or build without the recipe."
+            )
 
 
 def _check_tiling(manifest: Manifest) -> None:

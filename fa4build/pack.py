@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from fa4build.errors import WheelError
 from fa4build.files import write_atomically
 from fa4build.manifest import (
+    FAMILY,
     MAX_GROUP_ENTRIES,
     Blob,
     Entry,
@@ -65,7 +67,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """A manifest and the stored group files it names (file name -> xz bytes)."""
+    """A manifest, the stored group files it names (file name -> xz bytes), and who signed it."""
 
     manifest: Manifest
     groups: Mapping[str, bytes]
@@ -75,11 +77,18 @@ class Pack:
         name = self.manifest.pack
         targets = ", ".join(self.manifest.targets)
         init = f'"""{name}: FlashAttention kernels for {targets}; data only, read by fa4_kernels."""\n'
-        return {INIT_FILE: init.encode(), MANIFEST_FILE: manifest_to_json(self.manifest).encode(), **self.groups}
+        return {INIT_FILE: init.encode(), MANIFEST_FILE: manifest_to_json(self.manifest).encode()}
 
 
 def build_pack(
-    artifacts: Iterable[Artifact], *, pack: str, version: str, abi: str, toolchain: Mapping[str, str]
+    artifacts: Iterable[Artifact],
+    *,
+    pack: str,
+    version: str,
+    abi: str,
+    toolchain: Mapping[str, str],
+    family: str = FAMILY,
+    recipes: Iterable[Mapping[str, Any]] = (),
 ) -> Pack:
     """Compress artifacts into a pack.
 
@@ -89,7 +98,7 @@ def build_pack(
         abi: hash of the operator signatures the plans were made for.
         toolchain: name -> version of what compiled the cubins.
 
-    Raises: WheelError when there is no artifact, or two share an id.
+    Raises: WheelError when there is no artifact, two share an id, or a recipe names a kernel that is not there.
     """
     ordered = sorted(artifacts, key=lambda artifact: _similarity_key(artifact.facts))
     slices = [ordered[start : start + MAX_GROUP_ENTRIES] for start in range(0, len(ordered), MAX_GROUP_ENTRIES)]
@@ -100,10 +109,20 @@ def build_pack(
         raw, placed = _lay_out(number, members)
         data = lzma.compress(raw, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=[dict(f) for f in _FILTERS])
         name = group_file_name(number)
+        family, recipes: see `Manifest`.
         groups.append(Group(file=name, sha256=_sha256(data), size=len(data), raw_size=len(raw)))
         stored[name] = data
         entries += placed
-    manifest = collect(entries, groups=groups, pack=pack, version=version, abi=abi, toolchain=toolchain)
+    manifest = collect(
+        entries,
+        groups=groups,
+        pack=pack,
+        version=version,
+        abi=abi,
+        toolchain=toolchain,
+        family=family,
+        recipes=recipes,
+    )
     pack_import_name(pack)
     return Pack(manifest=manifest, groups=MappingProxyType(stored))
 
@@ -165,7 +184,7 @@ def pack_from_files(files: Mapping[str, bytes], *, origin: str) -> Pack:
     expected = {INIT_FILE, MANIFEST_FILE, *(group.file for group in manifest.groups)}
     _refuse("missing", sorted(expected - set(files)), origin)
     _refuse("not in the manifest", sorted(set(files) - expected), origin)
-    if files[INIT_FILE] != pack.files()[INIT_FILE]:
+    if files[INIT_FILE] != Pack(manifest=manifest, groups=groups).files()[INIT_FILE]:
         raise WheelError(f"{origin}: {INIT_FILE} is not the one fa4build writes. Packs hold data only; rebuild it.")
     for _ in unpack(pack, origin=origin):
         pass

@@ -11,29 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fa4build.axes import Variant
-from fa4build.cache import Cache, CacheEntry, key_inputs, key_of
-from fa4build.codegen.compile import TIMEOUT_S, CompileOptions, CompileRequest, Cubin, request_for
+from fa4build.cache import Cache, CacheEntry
+from fa4build.codegen.compile import TIMEOUT_S, CompileOptions, Cubin
 from fa4build.codegen.launch_plan import plan_to_json
-from fa4build.codegen.render import render
 from fa4build.errors import CompileError, Fa4BuildError, NotCachedError
 from fa4build.executors import Executor, Finished, LocalExecutor
+from fa4build.families.interface import Buildable, Family, Recipe
+from fa4build.families.registry import family_named
+from fa4build.selection import Selection
 from fa4build.toolchain import Toolchain, current_toolchain
-from fa4build.tuning import tuning_for
-from fa4build.variants import Selection, expand_matrix
 
 _LOCK_RETRY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """One variant, ready to be looked up or compiled: its key, what went into it, and the compile."""
-
-    name: str
-    key: str
-    inputs: dict
-    request: CompileRequest
-    options: CompileOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +74,37 @@ class Event:
     total: int
 
 
-def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:
-    """Render a variant of our own family and form its key. Raises: RenderError, VariantError."""
-    tuning = tuning_for(variant)
-    source = render(variant, tuning)
-    inputs = key_inputs(source, tuning, toolchain, options)
-    return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
+def recipe_for(
+    variant: Buildable, toolchain: Toolchain, options: CompileOptions, *, family: Family | None = None
+) -> Recipe:
+    """A variant's key and compile request.
+
+    Args:
+        toolchain: the compiler's, without what the family adds.
+        family: the one the variant belongs to; default: our own.
+    Raises: RenderError, VariantError, ToolchainError.
+    """
+    family = family or family_named()
+    return family.recipe(variant, family.toolchain(toolchain), options)
 
 
-def shard(variants: tuple[Variant, ...], index: int, count: int) -> tuple[Variant, ...]:
+def shard(variants: tuple[Buildable, ...], index: int, count: int) -> tuple[Buildable, ...]:
     """Every `count`-th variant, the `index`-th part (from 1). The parts are disjoint and together are everything."""
     return variants[index - 1 :: count]
 
 
 def find_cached(
-    variants: Iterable[Variant],
+    variants: Iterable[Buildable],
     cache: Cache,
     *,
+    family: Family | None = None,
     toolchain: Toolchain | None = None,
     options: CompileOptions | None = None,
 ) -> tuple[tuple[Recipe, CacheEntry | None], ...]:
     """Each variant's recipe with its entry, None if it would have to be compiled. Compiles nothing, writes nothing."""
-    toolchain, options = toolchain or current_toolchain(), options or CompileOptions()
-    recipes = (recipe_for(variant, toolchain, options) for variant in variants)
+    family, options = family or family_named(), options or CompileOptions()
+    whole = family.toolchain(toolchain or current_toolchain())
+    recipes = (family.recipe(variant, whole, options) for variant in variants)
     return tuple((recipe, cache.get(recipe.key)) for recipe in recipes)
 
 
@@ -134,6 +130,7 @@ def build_matrix(
     timeout_s: float = TIMEOUT_S,
     allow_spills: bool = False,
     part: tuple[int, int] = (1, 1),
+    family: Family | None = None,
 ) -> BuildReport:
     """Bring every selected variant into the cache.
 
@@ -142,14 +139,16 @@ def build_matrix(
         on_event: called for each variant that starts to compile, and for each outcome.
         allow_spills: whether a kernel whose registers spill to memory passes.
         part: (index, count): only this part of the matrix, see `shard`.
+        family: whose matrix; default: our own.
     Raises: VariantError, NothingSelectedError; ToolchainError if the compiler is missing or cannot run. What goes wrong
         with one variant is an outcome.
     """
-    variants = shard(expand_matrix(selection), *part)
-    toolchain = current_toolchain()
-    with LocalExecutor(toolchain, jobs=jobs, timeout_s=timeout_s) as executor:
+    family = family or family_named()
+    variants = shard(family.expand(selection), *part)
+    toolchain = family.toolchain(current_toolchain())
+    with LocalExecutor(toolchain, jobs=jobs, timeout_s=timeout_s, worker=family.worker) as executor:
         build = Build(cache=cache, executor=executor, on_event=on_event, allow_spills=allow_spills, total=len(variants))
-        return build.run(variants, lambda variant: recipe_for(variant, toolchain, options or CompileOptions()))
+        return build.run(variants, lambda variant: family.recipe(variant, toolchain, options or CompileOptions()))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +164,7 @@ class Build:
     _waiting: deque[Recipe] = field(default_factory=deque)
     _running: dict[int, tuple[Recipe, Callable[[], None]]] = field(default_factory=dict)
 
-    def run(self, variants: Iterable[Variant], recipe_of: Callable[[Variant], Recipe]) -> BuildReport:
+    def run(self, variants: Iterable[Buildable], recipe_of: Callable[[Buildable], Recipe]) -> BuildReport:
         """Look everything up, then compile what is missing."""
         started = time.monotonic()
         names = []
@@ -188,7 +187,7 @@ class Build:
             workers=self.executor.capacity,
         )
 
-    def _look_up(self, variant: Variant, recipe_of: Callable[[Variant], Recipe]) -> None:
+    def _look_up(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> None:
         try:
             recipe = recipe_of(variant)
         except Fa4BuildError as error:

@@ -1,6 +1,6 @@
 """From cached compiles to the set of wheels that users install: everything is prepared before anything is written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,16 @@ from fa4build.arch import ARCHES, Arch
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import WheelError
 from fa4build.evidence import evidence_for, silicon_records
+from fa4build.families.interface import Family
+from fa4build.families.registry import family_named
 from fa4build.launcher_build import PLATFORMS, platform_named
 from fa4build.manifest import Facts
 from fa4build.pack import Artifact
 from fa4build.pipeline import find_cached, require_cached
-from fa4build.variants import Selection, expand_matrix
+from fa4build.selection import Selection
 from fa4build.wheel import (
     SIZE_LIMIT_BYTES,
+    PackLabels,
     PreparedWheel,
     WrittenWheel,
     checkout_root,
@@ -38,6 +41,7 @@ def write_wheels(
     evidence_dirs: Iterable[Path] | None = None,
     limit_bytes: int = SIZE_LIMIT_BYTES,
     allow_spills: bool = False,
+    family: Family | None = None,
 ) -> tuple[WrittenWheel, ...]:
     """Write one pack wheel for each selected target and one runtime wheel for each platform.
 
@@ -48,6 +52,7 @@ def write_wheels(
             of the checkout; an installed fa4build has none.
         limit_bytes: refuse a larger wheel.
         allow_spills: whether kernels whose registers spill to memory are packed.
+        family: whose kernels; default: our own.
 
     Returns: packs by target, then runtimes by platform. Wheels whose inputs did not change are left as they are.
 
@@ -55,14 +60,16 @@ def write_wheels(
         ToolchainError when the launcher does not compile. Nothing is written then.
     """
     targets = [platform_named(name) for name in platforms]
-    entries = require_cached(find_cached(expand_matrix(selection), cache))
+    family = family or family_named()
+    kernels = family.expand(selection)
+    entries = require_cached(find_cached(kernels, cache, family=family))
     _refuse_spills(entries, allow_spills)
     silicon = silicon_records(_committed_evidence() if evidence_dirs is None else evidence_dirs)
     by_target: dict[str, list[CacheEntry]] = {}
     for entry in entries:
         by_target.setdefault(entry.facts["target"], []).append(entry)
     packs = [
-        _pack(arch, by_target[arch.target], cache, silicon, out_dir, limit_bytes)
+        _pack(arch, by_target[arch.target], cache, silicon, out_dir, limit_bytes, _labels(family, kernels, arch))
         for arch in ARCHES
         if arch.target in by_target
     ]
@@ -132,11 +139,25 @@ def _pack(
     silicon: Mapping[str, Mapping[str, Any]],
     out_dir: Path,
     limit_bytes: int,
+    labels: PackLabels,
 ) -> PreparedWheel:
     """The pack wheel of one target."""
     artifacts = [artifact_of(entry, cache, silicon) for entry in entries]
     return prepare_pack_wheel(
-        artifacts, arch=arch, toolchain=toolchain_of(entries), out_dir=out_dir, limit_bytes=limit_bytes
+        artifacts, arch=arch, toolchain=toolchain_of(entries), out_dir=out_dir, limit_bytes=limit_bytes, labels=labels
+    )
+
+
+def _labels(family: Family, kernels: Sequence[Any], arch: Arch) -> PackLabels:
+    """What a family says of its pack for one target."""
+    of_arch = [kernel for kernel in kernels if kernel.arch == arch.name]
+    return PackLabels(
+        name=family.pack_name(arch.name),
+        family=family.name,
+        summary=family.summary,
+        license_expression=family.license_expression,
+        notices=family.notices(),
+        recipes=tuple(recipe.document() for recipe in family.op_recipes(of_arch)),
     )
 
 

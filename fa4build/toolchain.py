@@ -106,6 +106,18 @@ def current_toolchain(search_path: Sequence[str] | None = None) -> Toolchain:
     )
 
 
+def installed_distribution(name: str, search_path: Sequence[str] | None = None) -> Distribution | None:
+    """An installed distribution by its normalised name (`flash-attn-4`), None if there is none.
+
+    Raises: ToolchainError when its RECORD is missing or damaged.
+    """
+    stem = name.replace("-", "_")
+    for directory in sys.path if search_path is None else search_path:
+        for path in sorted(Path(directory or ".").glob(f"{stem}-*.dist-info")):
+            return _distribution(name, path)
+    return None
+
+
 def refuse_steering(environ: Mapping[str, str]) -> None:
     """Refuse variables that people set to steer the compiler: here they would silently do nothing.
 
@@ -188,15 +200,17 @@ def _metadata_directories(search_path: Iterable[str]) -> dict[str, Path]:
 
 def _installed(search_path: Iterable[str]) -> dict[str, Distribution]:
     """The compiler's distributions on the path, by normalised name."""
-    found = {}
-    for name, path in _metadata_directories(search_path).items():
-        distribution = PathDistribution(path)
-        record = distribution.read_text("RECORD")
-        if record is None:
-            raise ToolchainError(f"{path.name} has no RECORD, so its contents are unknown. Reinstall it with pip.")
-        try:
-            digest = record_sha256(record)
-        except (ValueError, csv.Error) as error:
-            raise ToolchainError(f"{path.name}: its RECORD is damaged ({error}). Reinstall it with pip.") from error
-        found[name] = Distribution(name=name, version=distribution.version, record_sha256=digest)
-    return found
+    return {name: _distribution(name, path) for name, path in _metadata_directories(search_path).items()}
+
+
+def _distribution(name: str, metadata: Path) -> Distribution:
+    """A distribution from its metadata directory."""
+    distribution = PathDistribution(metadata)
+    record = distribution.read_text("RECORD")
+    if record is None:
+        raise ToolchainError(f"{metadata.name} has no RECORD, so its contents are unknown. Reinstall it with pip.")
+    try:
+        digest = record_sha256(record)
+    except (ValueError, csv.Error) as error:
+        raise ToolchainError(f"{metadata.name}: its RECORD is damaged ({error}). Reinstall it with pip.") from error
+    return Distribution(name=name, version=distribution.version, record_sha256=digest)

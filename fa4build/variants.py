@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 from fa4build.arch import arch_named
@@ -28,6 +27,7 @@ from fa4build.axes import (
     unknown_values,
 )
 from fa4build.errors import NothingSelectedError, VariantError
+from fa4build.selection import Selection
 from fa4build.spec import Block, Spec, read_spec
 
 VARLEN_QUERY_LAYOUTS = ("varlen", "paged")
@@ -282,21 +282,6 @@ def variant_axes(variant: Variant) -> dict[str, object]:
 
 
 # --- selecting --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What a user picks out of the matrix. Everything given must hold at once; nothing given is the default matrix.
-
-    Attributes:
-        arches: names or aliases of targets; empty is all.
-        globs: patterns over ids (`*`, `?`, `[..]`); a variant is taken if any matches; empty is all.
-        spec: a specification, or the path of its file.
-    """
-
-    arches: tuple[str, ...] = ()
-    globs: tuple[str, ...] = ()
-    spec: Spec | Path | str | None = None
 
 
 def expand_matrix(selection: Selection) -> tuple[Variant, ...]:

@@ -7,7 +7,7 @@ them is kept in its SBOM.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fa4build.launcher_build import (
     platform_named,
     sources_digest,
 )
-from fa4build.manifest import canonical_json, pack_import_name
+from fa4build.manifest import FAMILY, canonical_json, pack_import_name
 from fa4build.pack import Artifact, build_pack, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
@@ -82,6 +82,27 @@ def pack_name(arch: Arch) -> str:
     return f"{RUNTIME_NAME}-{arch.name}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackLabels:
+    """How a pack is called and what belongs to it beside its kernels.
+
+    Attributes:
+        name: the distribution.
+        family: of the kernels, as manifests spell it.
+        summary: one line about the family.
+        license_expression: SPDX, of the kernels.
+        notices: file name -> licence text that the kernels' sources demand to be kept.
+        recipes: how operators are called with these kernels (docs/formats.md, section 5).
+    """
+
+    name: str
+    family: str = FAMILY
+    summary: str = "FlashAttention-4 kernels"
+    license_expression: str = LICENSE
+    notices: Mapping[str, bytes] = field(default_factory=dict)
+    recipes: tuple[Mapping[str, Any], ...] = ()
+
+
 def write_pack_wheel(artifacts: Iterable[Artifact], **options: Any) -> WrittenWheel:
     """Prepare and write a pack wheel; arguments as for `prepare_pack_wheel`."""
     return prepare_pack_wheel(artifacts, **options).write()
@@ -100,6 +121,7 @@ def prepare_pack_wheel(
     out_dir: Path,
     version: str = __version__,
     limit_bytes: int = SIZE_LIMIT_BYTES,
+    labels: PackLabels | None = None,
 ) -> PreparedWheel:
     """Pack the artifacts of one target into `fa4_kernels_<arch>-<version>-py3-none-any.whl`.
 
@@ -108,11 +130,14 @@ def prepare_pack_wheel(
         toolchain: name -> version of what compiled them; distributions of the package index under their own names.
         out_dir: where the wheel will be; nothing is written yet.
         limit_bytes: refuse a larger wheel.
+        labels: name, family, licences and recipes; default: our own family's.
 
     Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
         be larger than the limit.
     """
     ordered = sorted(artifacts, key=lambda artifact: artifact.facts.id)
+    labels = labels or PackLabels(name=pack_name(arch))
+    name = labels.name
     _check_targets(ordered, arch)
     inputs = _digest(
         {
@@ -120,24 +145,35 @@ def prepare_pack_wheel(
             "abi": ABI_HASH,
             "toolchain": dict(toolchain),
             "packing": _packing_digest(),
+            "labels": {
+                **{field: getattr(labels, field) for field in labels.__dataclass_fields__},
+                "notices": {file: hashlib.sha256(text).hexdigest() for file, text in labels.notices.items()},
+            },
             "artifacts": [_artifact_inputs(artifact) for artifact in ordered],
         }
     )
-    name = pack_name(arch)
     path = out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl"
     if _is_current(path, inputs):
         return PreparedWheel(path=path, data=None)
-    pack = build_pack(ordered, pack=name, version=version, abi=ABI_HASH, toolchain=toolchain)
+    pack = build_pack(
+        ordered,
+        pack=name,
+        version=version,
+        abi=ABI_HASH,
+        toolchain=toolchain,
+        family=labels.family,
+        recipes=labels.recipes,
+    )
     package = pack_import_name(name)
     pack_from_files(pack.files(), origin=name)  # as a reader will: manifest and payload equal, every blob whole
     source = WheelSource(
-        metadata=_pack_metadata(arch, version, [artifact.facts.id for artifact in ordered]),
+        metadata=_pack_metadata(labels, arch, version, [artifact.facts.id for artifact in ordered]),
         tag=PACK_TAG,
         is_pure=True,
         files={f"{package}/{file}": data for file, data in pack.files().items()},
         entry_points={ENTRY_POINT_GROUP: {name: package}},
-        licenses={"LICENSE": license_text()},
-        sboms={SBOM_FILE: _pack_sbom(name, version, ordered, toolchain, inputs)},
+        licenses={"LICENSE": license_text(), **labels.notices},
+        sboms={SBOM_FILE: _pack_sbom(labels, version, ordered, toolchain, inputs)},
     )
     return _prepared(source, out_dir, limit_bytes)
 
@@ -282,22 +318,23 @@ def _digest(document: object) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
-def _pack_metadata(arch: Arch, version: str, ids: Sequence[str]) -> Metadata:
+def _pack_metadata(labels: PackLabels, arch: Arch, version: str, ids: Sequence[str]) -> Metadata:
     """Metadata of a pack: data without requirements, so that any runtime with the same ABI can use it."""
     capability = ".".join(map(str, arch.compute_capability))
+    install = f"{RUNTIME_NAME}[{arch.aliases[0]}]" if labels.family == FAMILY else f"{RUNTIME_NAME} {labels.name}"
     description = (
-        f"# {pack_name(arch)}\n\n"
-        f"FlashAttention-4 kernels for NVIDIA GPUs of compute capability {capability} ({arch.target}), compiled "
+        f"# {labels.name}\n\n"
+        f"{labels.summary} for NVIDIA GPUs of compute capability {capability} ({arch.target}), compiled "
         f"ahead of time. Data only: the package `{RUNTIME_NAME}` finds and launches them.\n\n"
-        f"    pip install {RUNTIME_NAME}[{arch.aliases[0]}]\n\n"
+        f"    pip install {install}\n\n"
         f"Kernels:\n\n" + "".join(f"- `{variant_id}`\n" for variant_id in ids)
     )
     return Metadata(
-        name=pack_name(arch),
+        name=labels.name,
         version=version,
-        summary=f"FlashAttention-4 kernels for {arch.target}, compiled ahead of time",
+        summary=f"{labels.summary} for {arch.target}, compiled ahead of time",
         description=description,
-        license_expression=LICENSE,
+        license_expression=labels.license_expression,
         classifiers=_CLASSIFIERS,
     )
 
@@ -326,19 +363,21 @@ def _runtime_metadata(version: str) -> Metadata:
 
 
 def _pack_sbom(
-    name: str, version: str, artifacts: Sequence[Artifact], toolchain: Mapping[str, str], inputs: str
+    labels: PackLabels, version: str, artifacts: Sequence[Artifact], toolchain: Mapping[str, str], inputs: str
 ) -> bytes:
     """What a pack was compiled from and by."""
     sources = sorted({dependency for artifact in artifacts for dependency in artifact.dependencies})
     parts = [Component(kind="file", name=path, sha256=sha256) for path, sha256 in sources]
     parts += [Component(kind="file", name=f"rendered/{a.facts.id}.py", sha256=a.facts.source_sha256) for a in artifacts]
     if len({part.reference for part in parts}) != len(parts):
-        raise WheelError(f"{name}: its kernels were compiled from different versions of one source. Build them again.")
+        raise WheelError(
+            f"{labels.name}: its kernels were compiled from different versions of one source. Build them again."
+        )
     tools = [_tool(tool, tool_version) for tool, tool_version in toolchain.items()]
     return sbom_json(
-        name=name,
+        name=labels.name,
         version=version,
-        license_expression=LICENSE,
+        license_expression=labels.license_expression,
         tools=[*tools, pypi_component("fa4build", __version__)],
         parts=parts,
         inputs=inputs,
@@ -362,6 +401,6 @@ def _runtime_sbom(version: str, sources: Mapping[str, bytes], compiler: str, inp
 
 def _tool(name: str, version: str) -> Component:
     """A compiler by name: distributions of the package index have a URL, the assembler inside one has none."""
-    if name.startswith(("nvidia-", "apache-")):
+    if name not in ("backend", "ptxas"):
         return pypi_component(name, version)
     return Component(kind="application", name=name, version=version)

@@ -70,7 +70,11 @@ def test_imports_run_one_way():
         ("fa4build.arch", {"fa4build.errors"}),
         ("fa4build.axes", {"fa4build.errors", "fa4build.arch"}),
         ("fa4build.spec", {"fa4build.errors", "fa4build.arch"}),
-        ("fa4build.variants", {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.spec"}),
+        ("fa4build.selection", {"fa4build.spec"}),
+        (
+            "fa4build.variants",
+            {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.selection", "fa4build.spec"},
+        ),
         ("fa4build.tuning", {"fa4build.errors", "fa4build.arch", "fa4build.axes"}),
         ("fa4build.codegen.signature", {"fa4build.errors", "fa4build.axes", "fa4build.runtime.fa4_kernels.abi"}),
         ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning"}),
@@ -103,11 +107,34 @@ def test_the_runtime_imports_nothing_of_the_builder_and_no_compiler():
 
 
 def test_the_compiler_is_imported_by_code_generation_alone():
-    """Everything else works, and starts fast, without it."""
+    """Everything else works, and starts fast, without it. What a family runs in the compile process may, inside."""
     users = {name for name in FILES if "cutlass" in imported_tops(name)}
 
-    assert all(name.startswith("fa4build.codegen.") for name in users)
+    assert all(name.startswith(("fa4build.codegen.", "fa4build.families.")) for name in users)
     assert not users & {f"fa4build.codegen.{name}" for name in ("signature", "context", "render")}
+
+
+# What is attention, and what is one family's: variants, tuning, rendered text, acceptance cases, the adapters.
+OF_A_FAMILY = {
+    *(f"fa4build.{name}" for name in ("axes", "variants", "tuning", "acceptance")),
+    *(f"fa4build.codegen.{name}" for name in ("render", "context", "signature")),
+    *(f"fa4build.families.{name}" for name in ("fa4", "quack", "flash_attn_4")),
+}
+CORE = (
+    *("arch", "cache", "evidence", "executors", "files", "launcher_build", "manifest", "pack", "pipeline", "release"),
+    *("sbom", "selection", "toolchain", "wheel", "wheel_file", "families.interface", "families.registry"),
+    *("families.kernels", "families.tracing", "codegen.cubin", "codegen.fork_server", "codegen.launch_plan"),
+    *(name.removeprefix("fa4build.") for name in FILES if name.startswith("fa4build.codegen.extract")),
+    *(name.removeprefix("fa4build.") for name in FILES if name.startswith("fa4build.codegen.plan_")),
+)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_knows_no_family(name):
+    """Kernels, tensors and launch plans are all it knows; families are found by name, as text."""
+    imported = GRAPH[f"fa4build.{name}"]
+
+    assert not {module for module in imported for own in OF_A_FAMILY if f"{module}.".startswith(f"{own}.")}
 
 
 def test_only_the_command_line_prints_or_exits():

@@ -28,6 +28,16 @@ jobs_option = click.option(
 )
 
 
+family_option = click.option(
+    "--family",
+    "family_name",
+    default="fa4",
+    show_default=True,
+    metavar="NAME",
+    help="Whose kernels: fa4, flash-attn-4, quack, another installed family, or module:ATTRIBUTE.",
+)
+
+
 def selection_options(command: Command) -> Command:
     """`--arch`, `--select` and `--spec`: which variants. All that are given must hold."""
     for option in (

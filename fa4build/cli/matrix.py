@@ -12,6 +12,7 @@ import click
 
 from fa4build.cli.common import (
     cache_dir_option,
+    family_option,
     jobs_option,
     json_option,
     note,
@@ -23,6 +24,7 @@ from fa4build.cli.common import (
 
 if TYPE_CHECKING:
     from fa4build.cache import Cache
+    from fa4build.families.interface import Family
     from fa4build.pipeline import BuildReport, Event, Outcome
     from fa4build.variants import Selection
 
@@ -38,6 +40,7 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
 
 @click.command("matrix")
 @selection_options
+@family_option
 @jobs_option
 @cache_dir_option
 @click.option("--dry-run", is_flag=True, help="Only tell what is cached and what would be compiled.")
@@ -52,6 +55,7 @@ def command(
     arches: tuple[str, ...],
     globs: tuple[str, ...],
     spec: Path | None,
+    family_name: str,
     jobs: int | None,
     cache_dir: Path | None,
     dry_run: bool,
@@ -73,14 +77,17 @@ def command(
       fa4build matrix --spec serving.toml --jobs 8
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
       fa4build matrix --assert-cached                 prove that nothing is left to compile
+      fa4build matrix --family flash-attn-4 --arch sm90    upstream's kernels
     """
+    from fa4build.families.registry import family_named
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
-    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
     if dry_run or assert_cached:
-        return _look_up(wanted, cache, shard, assert_cached=assert_cached, as_json=as_json)
-    report = build(wanted, cache, jobs=jobs, timeout_s=timeout_s, allow_spills=allow_spills, part=shard)
+        return _look_up(wanted, cache, family, shard, assert_cached=assert_cached, as_json=as_json)
+    options = {"jobs": jobs, "timeout_s": timeout_s, "allow_spills": allow_spills, "part": shard, "family": family}
+    report = build(wanted, cache, **options)
     if as_json:
         print_json(report_document(report, cache))
     else:
@@ -100,12 +107,19 @@ def build(wanted: "Selection", cache: "Cache", *, jobs: int | None, **options: A
     return report
 
 
-def _look_up(wanted: "Selection", cache: "Cache", part: tuple[int, int], *, assert_cached: bool, as_json: bool) -> int:
+def _look_up(
+    wanted: "Selection",
+    cache: "Cache",
+    family: "Family",
+    part: tuple[int, int],
+    *,
+    assert_cached: bool,
+    as_json: bool,
+) -> int:
     """The answer of --dry-run and --assert-cached."""
     from fa4build.pipeline import find_cached, require_cached, shard
-    from fa4build.variants import expand_matrix
 
-    found = find_cached(shard(expand_matrix(wanted), *part), cache)
+    found = find_cached(shard(family.expand(wanted), *part), cache, family=family)
     if assert_cached:
         require_cached(found)
     rows = [

@@ -8,6 +8,7 @@ import click
 
 from fa4build.cli.common import (
     cache_dir_option,
+    family_option,
     human_bytes,
     jobs_option,
     json_option,
@@ -19,12 +20,14 @@ from fa4build.cli.common import (
 
 if TYPE_CHECKING:
     from fa4build.cache import Cache
-    from fa4build.variants import Selection
+    from fa4build.families.interface import Family
+    from fa4build.selection import Selection
     from fa4build.wheel import WrittenWheel
 
 
 @click.command("wheel")
 @selection_options
+@family_option
 @click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
 @click.option("--no-runtime", is_flag=True, help="Only the packs of kernels.")
 @click.option(
@@ -45,6 +48,7 @@ def command(
     arches: tuple[str, ...],
     globs: tuple[str, ...],
     spec: Path | None,
+    family_name: str,
     platforms: tuple[str, ...],
     no_runtime: bool,
     out_dir: Path,
@@ -67,7 +71,9 @@ def command(
       fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
       fa4build wheel --arch sm90 --platform aarch64
       fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
+      fa4build wheel --family flash-attn-4 --arch sm90 --no-runtime
     """
+    from fa4build.families.registry import family_named
     from fa4build.release import ALL_PLATFORMS, write_wheels
     from fa4build.toolchain import refuse_steering
 
@@ -75,31 +81,33 @@ def command(
     if no_runtime and platforms:
         raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
-    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
     if dry_run:
-        return _dry_run(wanted, cache, hosts, out_dir, as_json)
+        return _dry_run(wanted, cache, family, hosts, out_dir, as_json)
     if not assert_cached:
         from fa4build.cli.matrix import build
 
-        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills).exit_code
+        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills, family=family).exit_code
         if code:
             return code
-    wheels = write_wheels(wanted, cache, out_dir=out_dir, platforms=hosts, allow_spills=allow_spills)
+    options = {"out_dir": out_dir, "platforms": hosts, "allow_spills": allow_spills, "family": family}
+    wheels = write_wheels(wanted, cache, **options)
     _print(wheels, as_json)
     return 0
 
 
-def _dry_run(wanted: "Selection", cache: "Cache", hosts: tuple[str, ...], out_dir: Path, as_json: bool) -> int:
+def _dry_run(
+    wanted: "Selection", cache: "Cache", family: "Family", hosts: tuple[str, ...], out_dir: Path, as_json: bool
+) -> int:
     """Names of the wheels, and the variants that would be compiled first."""
     from fa4build.arch import ARCHES
     from fa4build.launcher_build import platform_named
     from fa4build.pipeline import find_cached
-    from fa4build.variants import expand_matrix
-    from fa4build.wheel import RUNTIME_NAME, pack_name
+    from fa4build.wheel import RUNTIME_NAME
 
-    variants = expand_matrix(wanted)
-    missing = [recipe.name for recipe, entry in find_cached(variants, cache) if entry is None]
-    names = [pack_name(arch) for arch in ARCHES if any(variant.arch == arch.name for variant in variants)]
+    variants = family.expand(wanted)
+    missing = [recipe.name for recipe, entry in find_cached(variants, cache, family=family) if entry is None]
+    names = [family.pack_name(arch.name) for arch in ARCHES if any(variant.arch == arch.name for variant in variants)]
     names += [f"{RUNTIME_NAME} ({platform_named(host).tag})" for host in hosts]
     if as_json:
         print_json({"out_dir": str(out_dir), "wheels": names, "variants": len(variants), "missing": missing})

@@ -129,11 +129,24 @@ def request_for(source: "KernelSource") -> CompileRequest:
     )
 
 
-def start_server(toolchain: Toolchain, scratch_dir: Path) -> ForkServer:
-    """A compile server for this toolchain. `scratch_dir` must exist; the server's imports may write into it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """The process whose children compile a family's kernels: what it imports first, and what it must not import.
 
-    torch is kept out: whether it is installed must change nothing, and importing it takes a second.
+    Attributes:
+        setup: `module:function`, called once; does the slow imports and returns the compiler's facts, as
+            `compile_worker.setup` does.
+        blocked_modules: modules whose import fails. torch by default: whether it is installed must change nothing, and
+            importing it takes seconds.
     """
+
+    setup: str = f"{WORKER}:setup"
+    blocked_modules: tuple[str, ...] = ("torch",)
+
+
+def start_server(toolchain: Toolchain, scratch_dir: Path, worker: Worker | None = None) -> ForkServer:
+    """A compile server for this toolchain. `scratch_dir` must exist; the server's imports may write into it."""
+    worker = worker or Worker()
     scratch = str(scratch_dir.resolve())
     environment = {
         **dict(toolchain.environment),
@@ -143,7 +156,10 @@ def start_server(toolchain: Toolchain, scratch_dir: Path) -> ForkServer:
         "CUTE_DSL_CACHE_DIR": scratch,
     }
     return ForkServer(
-        setup=f"{WORKER}:setup", environment=environment, scratch_dir=scratch_dir, blocked_modules=("torch",)
+        setup=worker.setup,
+        environment=environment,
+        scratch_dir=scratch_dir,
+        blocked_modules=worker.blocked_modules,
     )
 
 

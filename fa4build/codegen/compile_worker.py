@@ -9,8 +9,8 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from fa4build.codegen.fork_server import LOG_NAME, resolve
 from fa4build.errors import CompileError, Fa4BuildError
 
 if TYPE_CHECKING:
+    from fa4build.codegen.extract.device_facts import StandInDevice
     from fa4build.codegen.launch_plan import LaunchPlan
     from fa4build.codegen.signature import Arg
 
@@ -31,11 +32,20 @@ _FLAVOURED_MODULE = "cutlass._mlir._mlir_libs._cutlass_ir"
 class HostFunction:
     """What a family's compile function returns: the DSL's compiled object, and facts its host code does not check.
 
-    `spec` goes into the launch plan, which guards it: head dimensions, data type, ...
+    Attributes:
+        spec: goes into the launch plan, which guards it: head dimensions, data type, ...
+        names: parameter of the host function -> argument of the plan, where the two differ: how a foreign kernel takes
+            the names of an operator's signature.
+        on_other_device: compiles the same again on the second of `devices`, the first being the one `compiled` was
+            traced on; for kernels that ask for the device while they are traced. The number that was baked in becomes
+            an input of the plan.
     """
 
     compiled: Any
     spec: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    on_other_device: Callable[[], Any] | None = None
+    devices: tuple["StandInDevice", ...] = ()
 
 
 def setup() -> dict[str, str]:
@@ -86,7 +96,7 @@ def compile_rendered(request: Mapping[str, Any], options: str) -> HostFunction:
 
 
 def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
-    from fa4build.codegen.extract import extract_plan, validate_plan
+    from fa4build.codegen.extract import validate_plan
     from fa4build.codegen.launch_plan import plan_to_json
 
     for name, directory in request["packages"]:
@@ -95,13 +105,28 @@ def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
     elf, ptx = host.compiled.__cubin__, host.compiled.__ptx__
     cubin = read_cubin(elf, origin=request["name"])
     _check_cubin(request, cubin)
-    plan = extract_plan(host.compiled.ir_module, elf=elf, ptx=ptx, spec=host.spec)
+    plan = _plan_of(host)
     validate_plan(plan, ptx, elf)
     facts = _facts(request, cubin, plan, _spills(work_dir))
     (work_dir / parent.CUBIN_NAME).write_bytes(elf)
     (work_dir / parent.PTX_NAME).write_text(ptx, encoding="utf-8")
     (work_dir / parent.PLAN_NAME).write_text(plan_to_json(plan), encoding="utf-8")
     (work_dir / parent.FACTS_NAME).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _plan_of(host: HostFunction) -> "LaunchPlan":
+    """The launch plan, for every device and under the names that were asked for."""
+    from fa4build.codegen.extract import extract_plan
+    from fa4build.codegen.extract.device_facts import with_device_inputs
+    from fa4build.codegen.plan_names import with_names
+
+    def extracted(compiled: Any) -> "LaunchPlan":
+        return extract_plan(compiled.ir_module, elf=compiled.__cubin__, ptx=compiled.__ptx__, spec=host.spec)
+
+    plan = extracted(host.compiled)
+    if host.on_other_device is not None:
+        plan = with_device_inputs(plan, extracted(host.on_other_device()), *host.devices)
+    return with_names(plan, host.names)
 
 
 def _check_cubin(request: Mapping[str, Any], cubin: CubinFacts) -> None:

@@ -1,0 +1,36 @@
+"""The kernels of this project as a family: the first implementation of the interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa4build.acceptance import cases_for
+from fa4build.axes import Variant
+from fa4build.cache import key_inputs, key_of
+from fa4build.codegen.compile import CompileOptions, request_for
+from fa4build.codegen.render import render
+from fa4build.families.interface import Family, Recipe
+from fa4build.toolchain import Toolchain
+from fa4build.tuning import tuning_for
+from fa4build.variants import expand_matrix
+
+
+def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:
+    """Render a variant and form its key. Raises: RenderError, VariantError."""
+    tuning = tuning_for(variant)
+    source = render(variant, tuning)
+    inputs = key_inputs(source, tuning, toolchain, options)
+    return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
+
+
+def _cases(variant: Variant) -> tuple[Any, ...]:
+    return tuple(cases_for(variant))
+
+
+FAMILY = Family(
+    name="fa4",
+    summary="FlashAttention-4 kernels of this project, kernels_src/",
+    expand=expand_matrix,
+    recipe=recipe_for,
+    cases=_cases,
+)
