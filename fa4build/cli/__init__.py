@@ -22,7 +22,9 @@ COMMANDS = {
     "list": ("list_", "List variants: built, written, planned, refused."),
     "explain": ("explain", "Tell everything known about one variant."),
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),
+    "key": ("key", "Make and show keys that sign packs and bundles."),
     "cache": ("cache", "Look after the cache of compiled kernels."),
+    "numerics": ("numerics", "Reproduce the published figures behind the design."),
     "doctor": ("doctor", "Check whether this machine can build."),
 }
 """Name -> (module in this package with a click command called `command`, one line of help)."""
@@ -64,7 +66,8 @@ def cli() -> None:
     \b
     Every command takes --json, and -h for its own help and examples.
     Errors end with a code of their own: 2 variant, 3 nothing selected, 4 render, 5 compile,
-    6 toolchain, 7 cache, 8 wheel, 9 launch plan, 10 simulation, 11 not cached.
+    6 toolchain, 7 cache, 8 wheel, 9 launch plan, 10 simulation, 11 not cached,
+    12 key, 13 coverage, 14 rebuild, 15 bundle.
     """
 
 

@@ -1,7 +1,8 @@
-"""Oracle of `kernels_src/softmax/exp2_emulation.py`: 2^x from additions and multiplications, bit for bit, and its error.
+"""Oracle of `kernels_src/softmax/exp2_emulation.py`: 2^x from additions and multiplications, bit for bit, and its
+error.
 
-Every float32 operation of the device code is done here with the same rounding: the clamp, the addition that rounds down,
-the exact subtractions, the fused multiply-adds, and the integer addition into the exponent field.
+Every float32 operation of the device code is done here with the same rounding: the clamp, the addition that rounds
+down, the exact subtractions, the fused multiply-adds, and the integer addition into the exponent field.
 """
 
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class Exp2Error:
 
     Attributes:
         max_relative, mean_relative: against 2^x in float64.
-        bf16_identical: share of inputs whose bf16 rounding is that of float64's 2^x. max_bf16_ulps: the largest distance
-            of the two roundings in units in the last place.
+        bf16_identical: share of inputs whose bf16 rounding is that of float64's 2^x. max_bf16_ulps: the largest
+            distance of the two roundings in units in the last place.
     """
 
     count: int

@@ -2,9 +2,9 @@
 
     python -c 'from fa4build.numerics.minimax import minimax_exp2; print(minimax_exp2(5))'
 
-prints the coefficients of `POLYNOMIALS` in kernels_src/softmax/exp2_emulation.py and their error. The constant is fixed at
-1, so that integers are exact. Method: Remez's exchange; with the constant fixed, an optimal polynomial of degree n has an
-error that alternates at n + 1 points.
+prints the coefficients of `POLYNOMIALS` in kernels_src/softmax/exp2_emulation.py and their error. The constant is
+fixed at 1, so that integers are exact. Method: Remez's exchange; with the constant fixed, an optimal polynomial of
+degree n has an error that alternates at n + 1 points.
 """
 
 from dataclasses import dataclass

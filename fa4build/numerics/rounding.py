@@ -27,13 +27,18 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.float32) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A binary floating-point type. mantissa_bits without the hidden one; min_exponent: of the smallest normal number."""
+    """A binary floating-point type. mantissa_bits without the hidden one; min_exponent: of the smallest normal
+    number.
+    """
 
     name: str
     mantissa_bits: int
     min_exponent: int
     max_finite: float
 
+
+_FLOAT64_BIAS = 1023
+_HALF = 1 << 51  # mantissa of 1.5 in float64
 
 # Sources: IEEE 754 binary16; bfloat16 as in the PTX ISA; OCP 8-bit floating point specification for e4m3 and e5m2.
 FORMATS = {
@@ -45,15 +50,17 @@ FORMATS = {
 
 
 def round_to_format(x: np.ndarray, name: str) -> np.ndarray:
-    """Values of non-negative float64 x in a format: nearest even, subnormals kept, too large becomes the largest finite.
+    """Values of non-negative float64 x in a format: nearest even, subnormals kept, too large becomes the largest
+    finite.
 
     That is what `cvt.rn.satfinite` gives for fp8; for bf16 and fp16 it differs from a plain conversion only above the
     largest finite value, which probabilities do not reach.
     """
     format_ = FORMATS[name]
-    exponent = np.maximum(np.frexp(x)[1] - 1, format_.min_exponent)
-    quantum = np.ldexp(1.0, exponent - format_.mantissa_bits)
-    return np.minimum(np.rint(x / quantum) * quantum, format_.max_finite)
+    exponent = np.maximum(x.view(np.int64) >> 52, format_.min_exponent + _FLOAT64_BIAS)
+    # Adding 1.5 * 2^52 units in the last place of the format leaves float64 no bit below that place.
+    shift = ((exponent + (52 - format_.mantissa_bits)) << 52 | _HALF).view(np.float64)
+    return np.minimum((x + shift) - shift, format_.max_finite)
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@ Domain: x <= 127. Softmax gives x <= rescale threshold + offset (at most 16). Be
 a NaN also gives 0 (the clamp swallows it), so a kernel keeps part of each row on the exponential unit, which does not.
 
 Method (Cody and Waite's range reduction, as in the FlashAttention-4 paper, arXiv 2603.05451): adding 1.5 * 2^23 with
-rounding down leaves floor(x) in the low mantissa bits; a polynomial gives 2^f for the fraction f in [0, 1); a shift and an
-integer add put the floor into the exponent field.
+rounding down leaves floor(x) in the low mantissa bits; a polynomial gives 2^f for the fraction f in [0, 1); a shift
+and an integer add put the floor into the exponent field.
 
 Cost a pair of elements: 2 max, 3 packed add or subtract, `degree` packed fma, 2 shifts, 2 adds; no exponential unit.
 """
@@ -16,9 +16,9 @@ from cutlass.cute import arch
 ROUND_DOWN_TO_INTEGER = 12582912.0  # 1.5 * 2^23: float32 has no bits left for a fraction there
 SMALLEST_EXPONENT = -127.0  # 2^-127 has exponent field 0, and the polynomial is exactly 1 there: the result is 0.0
 
-# Lowest coefficient first, the constant is exactly 1 so that integers are exact. Degree 3 is the FlashAttention-4 paper's:
-# largest relative error 8.77e-5. Degrees 4 and 5 are minimax_exp2(4) and (5) of fa4build.numerics.minimax, in float32: 2.97e-6 and
-# 1.6e-7, of which half is rounding.
+# Lowest coefficient first, the constant is exactly 1 so that integers are exact. Degree 3 is the FlashAttention-4
+# paper's: largest relative error 8.77e-5. Degrees 4 and 5 are minimax_exp2(4) and (5) of fa4build.numerics.minimax,
+# in float32: 2.97e-6 and 1.6e-7, of which half is rounding.
 POLYNOMIALS = {
     3: (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625),
     4: (1.0, 0.6930448412895203, 0.241280198097229, 0.052242472767829895, 0.013426683843135834),
