@@ -68,3 +68,27 @@ class NotCachedError(Fa4BuildError):
     """`--assert-cached` was given and something would have to be compiled."""
 
     exit_code = 11
+
+
+class KeyFileError(Fa4BuildError):
+    """A signing key is missing, unreadable or of another kind."""
+
+    exit_code = 12
+
+
+class CoverageError(Fa4BuildError):
+    """Packs lack what was asked for, or hold what nothing can reach."""
+
+    exit_code = 13
+
+
+class RebuildError(Fa4BuildError):
+    """A wheel cannot be rebuilt from its recorded inputs, or comes out different."""
+
+    exit_code = 14
+
+
+class BundleError(Fa4BuildError):
+    """A bundle cannot be written, or its parts contradict each other."""
+
+    exit_code = 15

@@ -12,7 +12,7 @@ from pathlib import Path
 from fa4build.errors import CompileError, LaunchPlanError, WheelError
 from fa4build.launcher_build import LAUNCHER_FILE, PLATFORMS, check_launcher
 from fa4build.manifest import Manifest, manifest_from_json
-from fa4build.pack import MANIFEST_FILE, read_pack
+from fa4build.pack import MANIFEST_FILE, Pack, read_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.wheel_file import WheelContents, read_wheel
 
@@ -45,7 +45,7 @@ def inspect_file(path: Path) -> Report:
     Raises: WheelError when it is missing, damaged, or nothing fa4build knows.
     """
     if path.is_dir():
-        return _report_manifest("pack", path.name, read_pack(path).manifest)
+        return _report_pack("pack", path.name, read_pack(path))
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -65,7 +65,7 @@ def _inspect_wheel(path: Path) -> Report:
     common = _wheel_facts(path, wheel)
     packs = [name for name in wheel.files if name.endswith(f"/{MANIFEST_FILE}") and name.count("/") == 1]
     if packs:
-        report = _report_manifest("pack wheel", path.name, read_pack(path).manifest)
+        report = _report_pack("pack wheel", path.name, read_pack(path))
         return Report(kind=report.kind, name=report.name, facts={**common, **report.facts}, rows=report.rows)
     launchers = [name for name in wheel.files if name.endswith(f"/{LAUNCHER_FILE}")]
     if not launchers:
@@ -94,6 +94,13 @@ def _wheel_facts(path: Path, wheel: WheelContents) -> dict[str, object]:
         "files": len(wheel.files) + 1,
         "sbom": wheel.sbom() is not None,
     }
+
+
+def _report_pack(kind: str, name: str, pack: Pack) -> Report:
+    """A pack: its manifest, and whose signatures it carries."""
+    report = _report_manifest(kind, name, pack.manifest)
+    facts = {**report.facts, "signed_by": [signature.key_id for signature in pack.signatures]}
+    return Report(kind=kind, name=name, facts=facts, rows=report.rows)
 
 
 def _report_manifest(kind: str, name: str, manifest: Manifest) -> Report:

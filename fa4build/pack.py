@@ -28,6 +28,8 @@ from fa4build.manifest import (
     manifest_to_json,
     pack_import_name,
 )
+from fa4build.runtime.fa4_kernels.errors import PackError
+from fa4build.runtime.fa4_kernels.trust import SEAL_FILE, Seal, Signature, check_sealed, read_seal
 
 MANIFEST_FILE = "manifest.json"
 INIT_FILE = "__init__.py"
@@ -71,9 +73,19 @@ class Pack:
 
     manifest: Manifest
     groups: Mapping[str, bytes]
+    signatures: tuple[Signature, ...] = ()
+
+    @property
+    def seal(self) -> Seal:
+        """The seal over all that the manifest does not cover."""
+        digests = {name: _sha256(data) for name, data in self._sealed_files().items()}
+        return Seal(files=digests, signatures=self.signatures)
 
     def files(self) -> dict[str, bytes]:
         """Every file of the import package, by name."""
+        return {**self._sealed_files(), SEAL_FILE: self.seal.text(), **self.groups}
+
+    def _sealed_files(self) -> dict[str, bytes]:
         name = self.manifest.pack
         targets = ", ".join(self.manifest.targets)
         init = f'"""{name}: FlashAttention kernels for {targets}; data only, read by fa4_kernels."""\n'
@@ -97,6 +109,7 @@ def build_pack(
         version: version of the distribution.
         abi: hash of the operator signatures the plans were made for.
         toolchain: name -> version of what compiled the cubins.
+        family, recipes: see `Manifest`.
 
     Raises: WheelError when there is no artifact, two share an id, or a recipe names a kernel that is not there.
     """
@@ -109,7 +122,6 @@ def build_pack(
         raw, placed = _lay_out(number, members)
         data = lzma.compress(raw, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=[dict(f) for f in _FILTERS])
         name = group_file_name(number)
-        family, recipes: see `Manifest`.
         groups.append(Group(file=name, sha256=_sha256(data), size=len(data), raw_size=len(raw)))
         stored[name] = data
         entries += placed
@@ -180,12 +192,17 @@ def pack_from_files(files: Mapping[str, bytes], *, origin: str) -> Pack:
         raise WheelError(f"{origin}: no {MANIFEST_FILE}, so this is no pack. Give a pack's directory or wheel.")
     manifest = manifest_from_json(files[MANIFEST_FILE], origin=f"{origin}: {MANIFEST_FILE}")
     groups = {group.file: files[group.file] for group in manifest.groups if group.file in files}
-    pack = Pack(manifest=manifest, groups=MappingProxyType(groups))
-    expected = {INIT_FILE, MANIFEST_FILE, *(group.file for group in manifest.groups)}
+    expected = {INIT_FILE, MANIFEST_FILE, SEAL_FILE, *(group.file for group in manifest.groups)}
     _refuse("missing", sorted(expected - set(files)), origin)
     _refuse("not in the manifest", sorted(set(files) - expected), origin)
     if files[INIT_FILE] != Pack(manifest=manifest, groups=groups).files()[INIT_FILE]:
         raise WheelError(f"{origin}: {INIT_FILE} is not the one fa4build writes. Packs hold data only; rebuild it.")
+    try:
+        seal = read_seal(files[SEAL_FILE])
+        check_sealed(seal, {name: files[name] for name in (INIT_FILE, MANIFEST_FILE)})
+    except PackError as error:
+        raise WheelError(f"{origin}: {error}. Get the pack again, or rebuild it.") from error
+    pack = Pack(manifest=manifest, groups=MappingProxyType(groups), signatures=seal.signatures)
     for _ in unpack(pack, origin=origin):
         pass
     return pack

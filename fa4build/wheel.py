@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fa4build import __version__
@@ -28,6 +29,7 @@ from fa4build.manifest import FAMILY, canonical_json, pack_import_name
 from fa4build.pack import Artifact, build_pack, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
+from fa4build.signing import SigningKey, sign_pack
 from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes
 
 LICENSE = "Apache-2.0"
@@ -40,7 +42,16 @@ SIZE_LIMIT_BYTES = 100_000_000
 RUNTIME_REQUIRES = ("torch>=2.6",)
 RUNTIME_DIR = Path(__file__).parent / "runtime" / "fa4_kernels"
 
-_PACKING_MODULES = ("manifest.py", "pack.py", "sbom.py", "wheel.py", "wheel_file.py", "launcher_build.py")
+_PACKING_MODULES = (
+    "manifest.py",
+    "pack.py",
+    "sbom.py",
+    "signing.py",
+    "wheel.py",
+    "wheel_file.py",
+    "launcher_build.py",
+    "runtime/fa4_kernels/trust.py",
+)
 _CLASSIFIERS = (
     "Environment :: GPU :: NVIDIA CUDA",
     "Intended Audience :: Science/Research",
@@ -122,6 +133,7 @@ def prepare_pack_wheel(
     version: str = __version__,
     limit_bytes: int = SIZE_LIMIT_BYTES,
     labels: PackLabels | None = None,
+    sign: SigningKey | None = None,
 ) -> PreparedWheel:
     """Pack the artifacts of one target into `fa4_kernels_<arch>-<version>-py3-none-any.whl`.
 
@@ -131,6 +143,7 @@ def prepare_pack_wheel(
         out_dir: where the wheel will be; nothing is written yet.
         limit_bytes: refuse a larger wheel.
         labels: name, family, licences and recipes; default: our own family's.
+        sign: the key that signs the manifest.
 
     Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
         be larger than the limit.
@@ -150,6 +163,7 @@ def prepare_pack_wheel(
                 "notices": {file: hashlib.sha256(text).hexdigest() for file, text in labels.notices.items()},
             },
             "artifacts": [_artifact_inputs(artifact) for artifact in ordered],
+            "signed_by": None if sign is None else sign.key_id,
         }
     )
     path = out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl"
@@ -164,6 +178,8 @@ def prepare_pack_wheel(
         family=labels.family,
         recipes=labels.recipes,
     )
+    if sign is not None:
+        pack = sign_pack(pack, sign)
     package = pack_import_name(name)
     pack_from_files(pack.files(), origin=name)  # as a reader will: manifest and payload equal, every blob whole
     source = WheelSource(
@@ -186,6 +202,7 @@ def prepare_runtime_wheel(
     package_dir: Path = RUNTIME_DIR,
     compiler_cache: Path | None = None,
     limit_bytes: int = SIZE_LIMIT_BYTES,
+    parts: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> PreparedWheel:
     """Build `fa4_kernels-<version>-cp310-abi3-manylinux_2_28_<machine>.whl`: dispatcher and compiled launcher.
 
@@ -193,6 +210,7 @@ def prepare_runtime_wheel(
         platform: a tag or machine name, see `platform_named`.
         out_dir: where the wheel will be; nothing is written yet.
         compiler_cache: see `build_launcher`.
+        parts: target name -> names of the packs its kernels are split over; a target left out has one.
 
     Raises: ToolchainError when the launcher does not compile; WheelError when the platform is unknown, the launcher is
         not what the tag promises, or the wheel would be larger than the limit.
@@ -201,6 +219,7 @@ def prepare_runtime_wheel(
     sources = launcher_sources(package_dir)
     modules = runtime_modules(package_dir)
     compiler = compiler_version()
+    extras = runtime_extras(parts)
     inputs = _digest(
         {
             "version": version,
@@ -209,7 +228,7 @@ def prepare_runtime_wheel(
             "launcher": sources_digest(sources),
             "modules": sources_digest(modules),
             "ziglang": compiler,
-            "extras": {extra: list(names) for extra, names in runtime_extras().items()},
+            "extras": {extra: list(names) for extra, names in extras.items()},
         }
     )
     tag = f"cp310-abi3-{target.tag}"
@@ -219,7 +238,7 @@ def prepare_runtime_wheel(
     launcher = build_launcher(sources, target, compiler_cache=compiler_cache)
     package = pack_import_name(RUNTIME_NAME)
     source = WheelSource(
-        metadata=_runtime_metadata(version),
+        metadata=_runtime_metadata(version, extras),
         tag=tag,
         is_pure=False,
         files={
@@ -240,10 +259,14 @@ def runtime_modules(package_dir: Path) -> dict[str, bytes]:
     return {path.relative_to(package_dir).as_posix(): path.read_bytes() for path in files}
 
 
-def runtime_extras() -> dict[str, tuple[str, ...]]:
-    """`fa4-kernels[sm90]` and so on; `all` for every target. No version: the ABI hash decides whether a pack fits."""
-    extras = {arch.aliases[0]: (pack_name(arch),) for arch in ARCHES}
-    return {**extras, "all": tuple(sorted(pack_name(arch) for arch in ARCHES))}
+def runtime_extras(parts: Mapping[str, Sequence[str]] = MappingProxyType({})) -> dict[str, tuple[str, ...]]:
+    """`fa4-kernels[sm90]` and so on; `all` for every target. No version: the ABI hash decides whether a pack fits.
+
+    Args:
+        parts: as for `prepare_runtime_wheel`.
+    """
+    extras = {arch.aliases[0]: tuple(sorted(parts.get(arch.name, (pack_name(arch),)))) for arch in ARCHES}
+    return {**extras, "all": tuple(sorted(name for names in extras.values() for name in names))}
 
 
 def checkout_root() -> Path | None:
@@ -339,9 +362,8 @@ def _pack_metadata(labels: PackLabels, arch: Arch, version: str, ids: Sequence[s
     )
 
 
-def _runtime_metadata(version: str) -> Metadata:
+def _runtime_metadata(version: str, extras: Mapping[str, tuple[str, ...]]) -> Metadata:
     """Metadata of the runtime: torch, and one extra per target."""
-    extras = runtime_extras()
     lines = "".join(f"    pip install {RUNTIME_NAME}[{extra}]\n" for extra in extras)
     description = (
         f"# {RUNTIME_NAME}\n\n"

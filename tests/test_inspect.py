@@ -63,7 +63,7 @@ def test_pack_wheel(pack_wheel: Path) -> None:
     assert report.facts["targets"] == ["sm_90a"]
     assert report.facts["abi_is_ours"] is True
     assert report.facts["size"] == pack_wheel.stat().st_size
-    assert report.facts["files"] == 9  # package: 3; dist-info: METADATA WHEEL RECORD entry_points LICENSE sbom
+    assert report.facts["files"] == 10  # package: 4; dist-info: METADATA WHEEL RECORD entry_points LICENSE sbom
     assert [row["id"] for row in report.rows] == ["fwd-sm90a-bf16-hd16-causal", "fwd-sm90a-bf16-hd32-causal"]
     assert [row["evidence"] for row in report.rows] == ["silicon", "none"]
 

@@ -85,7 +85,7 @@ def test_directory_round_trip(tmp_path: Path) -> None:
     directory = write_pack(pack, tmp_path)
 
     assert directory == tmp_path / "fa4_kernels_sm90a"
-    assert sorted(p.name for p in directory.iterdir()) == ["__init__.py", "group-000.xz", "manifest.json"]
+    assert sorted(p.name for p in directory.iterdir()) == ["__init__.py", "group-000.xz", "manifest.json", "seal.txt"]
     assert read_pack(directory) == pack
 
 

@@ -218,7 +218,18 @@ def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None, pl
     (directory / "__init__.py").write_text('"""A pack of the tests."""\n')
     (directory / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, separators=(",", ":")) + "\n")
     (directory / "group-000.xz").write_bytes(stored)
+    write_seal(directory)
     return directory
+
+
+def write_seal(directory: Path, signatures=()):
+    """Seal a pack as it lies there now."""
+    from fa4_kernels.trust import SEAL_FILE, SEALED_FILES, Seal
+
+    digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in SEALED_FILES}
+    seal = Seal(files=digests, signatures=tuple(signatures))
+    (directory / SEAL_FILE).write_bytes(seal.text())
+    return seal
 
 
 def _blob(offset, data):

@@ -16,7 +16,7 @@ IDS = ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd128-full"]
 def installed(tmp_path, monkeypatch):
     """One pack of two kernels, as if installed; `installed.append` adds another."""
     found = [packs.open_pack("test", write_pack(tmp_path / "pack", IDS))]
-    monkeypatch.setattr(command, "installed_packs", lambda: tuple(found))
+    monkeypatch.setattr(command, "installed_packs", lambda trust: tuple(found))
     return found
 
 

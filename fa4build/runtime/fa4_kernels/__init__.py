@@ -16,6 +16,7 @@ from .errors import (
     LayoutError,
     NoKernelError,
     PackError,
+    TrustError,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "LayoutError",
     "NoKernelError",
     "PackError",
+    "TrustError",
     "explain",
     "flash_attn_combine",
     "flash_attn_func",

@@ -1,14 +1,16 @@
 """`python -m fa4_kernels doctor | list | explain`: what is installed, and what a call would use. Loads no kernel."""
 
 import argparse
+import os
 import sys
 
 from . import __version__
 from .abi import ABI_HASH
 from .dispatch import Device, Problem, dispatch, levels_passed
-from .errors import FA4KernelsError
+from .errors import FA4KernelsError, TrustError
 from .loader import DRIVER_PATH, Runtime
 from .packs import RefusedPack, installed_packs
+from .trust import TrustPolicy, trust_policy
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,12 +31,24 @@ def main(arguments: list[str] | None = None) -> int:
     explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
     options = parser.parse_args(arguments)
     run = {"doctor": _doctor, "list": _list, "explain": _explain}[options.command]
-    return run(options)
+    try:
+        return run(options)
+    except TrustError as error:
+        print(f"fa4_kernels: {error}", file=sys.stderr)
+        return 1
+
+
+def _trust() -> TrustPolicy:
+    """The policy that this environment sets."""
+    return trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE"))
 
 
 def _doctor(options: argparse.Namespace) -> int:
     print(f"fa4-kernels {__version__}, ABI {ABI_HASH[:12]}, Python {sys.version.split()[0]}")
-    packs = installed_packs()
+    trust = _trust()
+    keys = f", keys in {trust.store}: {', '.join(sorted(trust.keys)) or 'none'}" if trust.mode != "off" else ""
+    print(f"trust: {trust.mode}{keys}")
+    packs = installed_packs(trust)
     for pack in packs:
         if isinstance(pack, RefusedPack):
             print(f"pack {pack.name}: not used: {pack.reason}")
@@ -68,7 +82,7 @@ def _device_line(runtime: Runtime, ordinal: int) -> bool:
 
 def _list(options: argparse.Namespace) -> int:
     shown = 0
-    for pack in installed_packs():
+    for pack in installed_packs(_trust()):
         if isinstance(pack, RefusedPack):
             print(f"{pack.name}: not used: {pack.reason}", file=sys.stderr)
             continue
@@ -89,7 +103,7 @@ def _explain(options: argparse.Namespace) -> int:
         return 2
     head_dim_v = options.head_dim if options.head_dim_v is None else options.head_dim_v
     problem = Problem(dtype=options.dtype, head_dim=options.head_dim, head_dim_v=head_dim_v, mask=options.mask)
-    decision = dispatch(problem, Device(name="this GPU", compute_capability=(major, minor)), installed_packs())
+    decision = dispatch(problem, Device(name="this GPU", compute_capability=(major, minor)), installed_packs(_trust()))
     print(decision)
     return 0 if decision.entry else 1
 

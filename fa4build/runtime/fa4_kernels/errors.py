@@ -28,6 +28,10 @@ class PackError(FA4KernelsError):
     """An installed pack is damaged, or of a version this dispatcher does not read. Nothing of it was loaded."""
 
 
+class TrustError(FA4KernelsError):
+    """What the operator set about trust cannot be followed, so no pack is used."""
+
+
 class DriverError(FA4KernelsError, RuntimeError):
     """The CUDA driver is missing, too old, or refused a call."""
 

@@ -14,6 +14,8 @@ from .dispatch import Decision, Device, Problem, chosen, dispatch, signature_nam
 from .errors import CaptureError, DriverError, InputError, LayoutError, PackError
 from .packs import Entry, Pack, PackReader, RefusedPack, installed_packs, usable
 from .plan import DEVICE_LEAVES, encode_plan, parse_plan
+from .record import MissRecorder
+from .trust import NO_TRUST, TrustPolicy, trust_policy
 
 DRIVER_PATH = "libcuda.so.1"
 CPU, CUDA = 1, 2
@@ -34,6 +36,8 @@ class Runtime:
         stream_of: device ordinal -> handle of the stream to launch on.
         is_capturing: whether a CUDA graph is being captured on the current stream.
         report: receives the text of each decision, or None.
+        trust: which packs among the installed ones may be used.
+        recorder: receives each decision, and writes down those without a kernel; or None.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Runtime:
         stream_of: Callable[[int], int],
         is_capturing: Callable[[], bool] = _no_capture,
         report: Callable[[str], None] | None = None,
+        trust: TrustPolicy = NO_TRUST,
+        recorder: MissRecorder | None = None,
     ) -> None:
         self._launcher = _import_launcher()
         self._driver = self._launcher.Driver(driver_path)
@@ -53,6 +59,8 @@ class Runtime:
         self._stream_of = stream_of
         self._is_capturing = is_capturing
         self._report = report
+        self._trust = trust
+        self._recorder = recorder
         self._reader = PackReader()
         self._lock = threading.RLock()
         self._devices: dict[int, Device] = {}
@@ -80,7 +88,7 @@ class Runtime:
         """Installed packs, looked up once."""
         with self._lock:
             if self._packs is None:
-                self._packs = installed_packs()
+                self._packs = installed_packs(self._trust)
             return self._packs
 
     def device(self, ordinal: int) -> Device:
@@ -94,6 +102,8 @@ class Runtime:
         decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence)
         if self._report is not None:
             self._report(str(decision))
+        if self._recorder is not None:
+            self._recorder.note(decision)
         return decision
 
     def launch_for(self, problem: Problem, ordinal: int) -> Any:
@@ -236,8 +246,11 @@ def _torch_runtime() -> Runtime:
         print(f"fa4_kernels: {text}", file=sys.stderr)
 
     trace = os.environ.get("FA4_KERNELS_TRACE", "") not in ("", "0")
+    record = os.environ.get("FA4_KERNELS_RECORD", "")
     return Runtime(
         stream_of=stream_of,
         is_capturing=is_capturing,
         report=report if trace else None,
+        trust=trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE")),
+        recorder=MissRecorder(record) if record else None,
     )

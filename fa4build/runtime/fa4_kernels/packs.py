@@ -9,10 +9,12 @@ import json
 import lzma
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from .abi import ABI_HASH, MANIFEST_SCHEMA
 from .errors import PackError
+from .trust import NO_TRUST, SEAL_FILE, SEALED_FILES, TrustPolicy, check_sealed, read_seal
 
 ENTRY_POINT_GROUP = "fa4_kernels.packs"
 # A reader refuses a stream that needs more than this, so that a forged file cannot exhaust the machine.
@@ -87,26 +89,48 @@ class RefusedPack:
     reason: str
 
 
-def installed_packs() -> tuple[Pack | RefusedPack, ...]:
-    """Every pack that an installed distribution announces, sorted by name. Reads manifests only."""
-    from importlib import metadata, resources  # 10 to 20 ms of imports that a process without a kernel call never needs
+def installed_packs(trust: TrustPolicy = NO_TRUST) -> tuple[Pack | RefusedPack, ...]:
+    """Every pack that an installed distribution announces, sorted by name. Reads manifests only, runs no code of it."""
+    from importlib import metadata  # 10 ms of imports that a process without a kernel call never needs
 
     found = []
     for point in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda p: (p.name, p.value)):
         try:
-            found.append(open_pack(point.name, resources.files(point.value)))
-        except (ImportError, TypeError) as error:
+            found.append(open_pack(point.name, _directory_of(point.value), trust))
+        except ImportError as error:
             reason = f"its package {point.value} cannot be imported ({error}); install the pack again"
             found.append(RefusedPack(name=point.name, reason=reason))
     return tuple(found)
 
 
-def open_pack(name: str, directory: Directory) -> Pack | RefusedPack:
-    """The pack in `directory`, or why it cannot be used."""
+def _directory_of(package: str) -> Directory:
+    """Where the files of a top-level package lie. It is not imported: a pack is data, whatever its __init__ says."""
+    from importlib import util
+
+    spec = util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("no such package")
+    directory = Path(spec.submodule_search_locations[0])
+    if directory.is_dir():
+        return directory
+    reader = getattr(spec.loader, "get_resource_reader", lambda _: None)(package)
+    if reader is None:
+        raise ImportError("its files cannot be reached")
+    return reader.files()  # inside a zip file
+
+
+def open_pack(name: str, directory: Directory, trust: TrustPolicy = NO_TRUST) -> Pack | RefusedPack:
+    """The pack in `directory`, or why it cannot be used: it is damaged, not for this version, or not trusted."""
     try:
-        manifest = read_manifest(directory.joinpath("manifest.json").read_bytes())
+        files = {file: directory.joinpath(file).read_bytes() for file in SEALED_FILES}
+        seal = read_seal(directory.joinpath(SEAL_FILE).read_bytes())
+        check_sealed(seal, files)
+        refusal = trust.refusal(seal)
+        if refusal is not None:
+            return RefusedPack(name=name, reason=refusal)
+        manifest = read_manifest(files["manifest.json"])
     except OSError as error:
-        return RefusedPack(name=name, reason=f"its manifest cannot be read ({error}); install the pack again")
+        return RefusedPack(name=name, reason=f"its files cannot be read ({error}); install the pack again")
     except PackError as error:
         return RefusedPack(name=name, reason=str(error))
     return Pack(manifest=manifest, directory=directory)
