@@ -49,3 +49,55 @@ def forward_tmem(num_q_tiles: int, tile_n: int, head_dim_v: int) -> ForwardTmem:
         outputs=outputs,
         num_columns=max(32, 1 << (used - 1).bit_length()),
     )
+
+
+@dataclass(frozen=True)
+class BackwardTmem:
+    """Columns of the backward kernel, keys along the lanes except for dQ (queries along the lanes).
+
+    Attributes:
+        scores: S^T, fp32, tile_m columns; each half of its columns is overwritten by the same queries' P^T in the input
+            type, which takes the first half of that half.
+        dprobabilities: dP^T, fp32, tile_m columns; overwritten by dS^T in the same way.
+        dv, dk: accumulators, fp32.
+        dq: dQ of one tile of queries, fp32, head_dim columns; where there is room on its own, else over dP^T.
+        has_own_dq: whether dQ has columns of its own.
+        num_columns: columns to allocate, a power of two.
+    """
+
+    scores: int
+    dprobabilities: int
+    dv: int
+    dk: int
+    dq: int
+    has_own_dq: bool
+    num_columns: int
+
+
+def backward_tmem(tile_m: int, head_dim: int, head_dim_v: int) -> BackwardTmem:
+    """Plan the columns of a backward kernel with 128 keys a CTA.
+
+    Args:
+        tile_m: queries a tile; head_dim, head_dim_v: columns of dQ and dK, and of dV.
+    Raises: ValueError when S, dP, dK and dV do not fit 512 columns.
+    """
+    dv = tile_m
+    dprobabilities = dv + head_dim_v
+    dk = dprobabilities + max(tile_m, head_dim)
+    used = dk + head_dim
+    if used > TMEM_COLUMNS:
+        raise ValueError(
+            f"head_dim {head_dim} and head_dim_v {head_dim_v} need {used} tensor-memory columns, there are "
+            f"{TMEM_COLUMNS}: use two CTAs"
+        )
+    has_own_dq = used + head_dim <= TMEM_COLUMNS
+    used += head_dim if has_own_dq else 0
+    return BackwardTmem(
+        scores=0,
+        dprobabilities=dprobabilities,
+        dv=dv,
+        dk=dk,
+        dq=used - head_dim if has_own_dq else dprobabilities,
+        has_own_dq=has_own_dq,
+        num_columns=max(32, 1 << (used - 1).bit_length()),
+    )
