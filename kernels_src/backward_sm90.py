@@ -28,6 +28,7 @@ from kernels_src.mma import gradients, wgmma
 from kernels_src.pipelines import named_barriers
 from kernels_src.pipelines.arrive_counts import backward_arrive_counts
 from kernels_src.pipelines.ring import Cursor, Ring, release, wait_empty, wait_full
+from kernels_src.scheduling import turns
 from kernels_src.scheduling.work_tile import decode_head
 from kernels_src.softmax import recomputed
 from kernels_src.softmax.online_softmax import LOG2_E
@@ -48,6 +49,7 @@ class Problem(NamedTuple):
     seqlen_q: object
     seqlen_k: object
     group_size: object
+    num_n_blocks: object
     by_n_blocks: object
     by_heads: object
 
@@ -202,6 +204,7 @@ class BackwardSm90:
             seqlen_q=q.shape[1],
             seqlen_k=k.shape[1],
             group_size=q.shape[2] // num_heads_kv,
+            num_n_blocks=num_n_blocks,
             by_n_blocks=cute.FastDivmodDivisorV2(num_n_blocks),
             by_heads=cute.FastDivmodDivisorV2(num_heads_kv),
         )
@@ -292,6 +295,8 @@ class BackwardSm90:
 
     def _tile(self, problem: Problem) -> Tile:
         head_batch, n_block = divmod(arch.block_idx()[0], problem.by_n_blocks)
+        if self.deterministic and turns.starts_with_last_keys(self.mask):
+            n_block = problem.num_n_blocks - 1 - n_block
         kv_head, batch = decode_head(head_batch, problem.by_heads)
         return Tile(n_block, kv_head, batch)
 
@@ -370,18 +375,54 @@ class BackwardSm90:
         """The storing warp of one consumer: adds its part of every dQ tile to the accumulator."""
         tiles = self._range(tile.n_block, problem)
         source = shared.dq[None, None, group]
+        is_adding = self._is_adding(tile, problem)
         for member in cutlass.range(problem.group_size, unroll=1):
             head = tile.kv_head * problem.group_size + member
             parts = cute.local_tile(dq[None, None, head, tile.batch], self._dq_tile(), (None, None))
+            counters = semaphores[None, head, tile.batch].iterator
             for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
                 m_block = tiles.begin + i
                 self._hand_over_buffer(group)
                 self._wait_tile(group)
-                if const_expr(self.splits_dq_columns):
-                    tile_reduce.reduce_tile(reduce_dq, source, parts[None, None, m_block, group])
-                else:
-                    tile_reduce.reduce_tile(reduce_dq, source, parts[None, None, CONSUMERS * m_block + group, 0])
-                epilogue_store.wait_until_read()
+                if is_adding:
+                    part = (m_block, group) if self.splits_dq_columns else (CONSUMERS * m_block + group, 0)
+                    counter = m_block * self.tile_m // turns.QUERIES_PER_COUNTER
+                    if const_expr(self.deterministic):
+                        if (i == 0) | (m_block * self.tile_m % turns.QUERIES_PER_COUNTER == 0):
+                            turns.wait_turn(counters + counter, CONSUMERS * self._rank(tile, counter, problem))
+                    tile_reduce.reduce_tile(reduce_dq, source, parts[(None, None, *part)])
+                    if const_expr(self.deterministic):
+                        tile_reduce.wait_until_added()
+                        next_row = (m_block + 1) * self.tile_m
+                        if (m_block + 1 == tiles.end) | (next_row % turns.QUERIES_PER_COUNTER == 0):
+                            turns.end_turn(counters + counter)
+                    else:
+                        epilogue_store.wait_until_read()
+
+    def _is_adding(self, tile: Tile, problem: Problem):
+        """Whether this CTA adds to dQ at all. Without an order, adding zeros does no harm."""
+        if not self.deterministic:
+            return True
+        return turns.is_seen(
+            tile.n_block,
+            tile_n=TILE_N,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            mask=self.mask,
+            window_left=problem.window_left,
+            window_right=problem.window_right,
+        )
+
+    def _rank(self, tile: Tile, counter, problem: Problem):
+        return turns.rank(
+            tile.n_block,
+            counter,
+            tile_n=TILE_N,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            mask=self.mask,
+            window_right=problem.window_right,
+        )
 
     def _hand_over_buffer(self, group) -> None:
         arch.barrier_arrive(barrier_id=named_barriers.dq_empty(group), number_of_threads=self.counts.dq_threads)
