@@ -359,7 +359,8 @@ class ForwardSm90:
         )
         q_at, k_at, v_at = (Cursor(Int32(0), Int32(0)) for _ in range(3))
         if const_expr(self.ping_pong):
-            if group == 0:
+            # The first turn comes from the last group, like every later one: no warp arrives twice at a barrier.
+            if group == self.roles.consumer_warpgroups - 1:
                 self._hand_over_turn(0)
         for round_ in cutlass.range(self._num_tiles(schedule), unroll=1):
             tile = self._tile(round_, schedule)
