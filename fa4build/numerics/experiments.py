@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4build.numerics.rescaling import (
+    Recurrence,
     attention_with_lag,
     attention_with_shift,
     exact_attention,
@@ -49,11 +50,20 @@ class RescaleRates:
     warps: float
 
 
-def rescale_rates(scores: Scores, threshold: float, seeds: Sequence[int] = RESCALE_SEEDS) -> RescaleRates:
-    """How often rows and warps rescale."""
-    runs = [recurrence(scores.draw(np.random.default_rng(seed)), threshold) for seed in seeds]
-    return RescaleRates(
-        rows=float(np.mean([run.row_share for run in runs])), warps=float(np.mean([run.warp_share for run in runs]))
+def rescale_rates(
+    scores: Scores, thresholds: Sequence[float], seeds: Sequence[int] = RESCALE_SEEDS
+) -> tuple[RescaleRates, ...]:
+    """How often rows and warps rescale at each threshold, on the same draws."""
+    runs: list[list[Recurrence]] = []
+    for seed in seeds:
+        drawn = scores.draw(np.random.default_rng(seed))
+        runs.append([recurrence(drawn, threshold) for threshold in thresholds])
+    return tuple(
+        RescaleRates(
+            rows=float(np.mean([run.row_share for run in of_one])),
+            warps=float(np.mean([run.warp_share for run in of_one])),
+        )
+        for of_one in zip(*runs, strict=True)
     )
 
 

@@ -112,6 +112,8 @@ def _exp2_rows(name: str, degree: int, wraps: bool, error: Exp2Error) -> Iterato
 
 # --- conditional rescaling --------------------------------------------------------------------------------------------
 
+_THRESHOLDS = (0.0, 8.0)
+
 # (scores, published % of rows and warps at threshold 0, and at 8)
 _RATES_PUBLISHED: tuple[tuple[Scores, tuple[float, float], tuple[float, float]], ...] = (
     (FLAT, (6.2, 67), (0, 0)),
@@ -124,8 +126,8 @@ _RATES_PUBLISHED: tuple[tuple[Scores, tuple[float, float], tuple[float, float]],
 def rescale_figures() -> Iterator[Figure]:
     """Shares of rows and warps that rescale: 256 rows of 8192 keys in blocks of 128."""
     for scores, *published in _RATES_PUBLISHED:
-        for threshold, (rows, warps) in zip((0.0, 8.0), published, strict=True):
-            rates = experiments.rescale_rates(scores, threshold)
+        found = experiments.rescale_rates(scores, _THRESHOLDS)
+        for threshold, (rows, warps), rates in zip(_THRESHOLDS, published, found, strict=True):
             name = f"{scores.name}, threshold {threshold:g}"
             yield Figure(
                 group="rescaling",

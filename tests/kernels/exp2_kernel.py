@@ -1,4 +1,4 @@
-"""A kernel around `exp2_emulated_pair` alone: `python -m tests.kernels.exp2_kernel DIRECTORY` writes <degree>.ptx there.
+"""A kernel around `exp2_emulated_pair` alone: `python -m tests.kernels.exp2_kernel DIR` writes DIR/<degree>.ptx.
 
 Compiled for sm_100a. One block of 1024 threads; in each round a thread takes one pair of neighbours.
 """
