@@ -149,6 +149,7 @@ class BackwardSm90:
         self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
         self.dscores_stages = dscores_stages
         self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
+        self.key_parts = CONSUMERS if self.splits_dq_columns else 1
         self.dq_columns = head_dim // CONSUMERS if self.splits_dq_columns else head_dim
         self.roles = WarpRoles(CONSUMERS, consumer_registers, producer_registers)
         self.counts = backward_arrive_counts(CONSUMERS)
@@ -182,8 +183,13 @@ class BackwardSm90:
         lse_rows, dpsum_rows, semaphores = (_permuted(t, (2, 1, 0)) for t in (lse_log2, dpsum, dq_semaphore))
         d, dv_columns = self.head_dim, self.head_dim_v
         q_layout, dout_layout, k_layout, v_layout = (
-            cute.select(gradients.rows_layout(self.dtype, rows, columns, 1), mode=[0, 1])
-            for rows, columns in ((self.tile_m, d), (self.tile_m, dv_columns), (TILE_N, d), (TILE_N, dv_columns))
+            cute.select(gradients.rows_layout(self.dtype, rows, columns, 1, parts), mode=[0, 1])
+            for rows, columns, parts in (
+                (self.tile_m, d, 1),
+                (self.tile_m, dv_columns, 1),
+                (TILE_N, d, self.key_parts),
+                (TILE_N, dv_columns, 1),
+            )
         )
         loads = (
             *tma_load.make_tile_load(q_rows, q_layout, (self.tile_m, d)),
@@ -209,7 +215,10 @@ class BackwardSm90:
             by_heads=cute.FastDivmodDivisorV2(num_heads_kv),
         )
         self.kernel(*loads, *stores, lse_rows, dpsum_rows, semaphores, problem).launch(
-            grid=(num_n_blocks * num_heads_kv * batch, 1, 1), block=(self.roles.threads, 1, 1), stream=stream
+            grid=(num_n_blocks * num_heads_kv * batch, 1, 1),
+            block=(self.roles.threads, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
         )
 
     def _dq_tile(self) -> tuple[int, int]:
@@ -275,13 +284,13 @@ class BackwardSm90:
         shared = memory.SmemAllocator()
         barriers = shared.allocate_array(Int64, 2 * (self.q_stages + self.dout_stages + 2))
         rings = []
-        for rows, columns, stages in (
-            (self.tile_m, self.head_dim, self.q_stages),
-            (self.tile_m, self.head_dim_v, self.dout_stages),
-            (TILE_N, self.head_dim, 1),
-            (TILE_N, self.head_dim_v, 1),
+        for rows, columns, stages, parts in (
+            (self.tile_m, self.head_dim, self.q_stages, 1),
+            (self.tile_m, self.head_dim_v, self.dout_stages, 1),
+            (TILE_N, self.head_dim, 1, self.key_parts),
+            (TILE_N, self.head_dim_v, 1, 1),
         ):
-            layout = gradients.rows_layout(self.dtype, rows, columns, stages)
+            layout = gradients.rows_layout(self.dtype, rows, columns, stages, parts)
             rings.append(Ring(_allocate(shared, self.dtype, layout), barriers, barriers + stages))
             barriers = barriers + 2 * stages
         statistics = []
@@ -465,12 +474,12 @@ class BackwardSm90:
         def as_b(mma, tiles):
             return mma.make_fragment_B(mma.get_slice(0).partition_B(tiles))
 
-        def columns_view(tiles, tile_rows, columns, stages):
-            layout = gradients.columns_layout(dtype, tile_rows, columns, stages)
+        def columns_view(tiles, tile_rows, columns, stages, parts=1):
+            layout = gradients.columns_layout(dtype, tile_rows, columns, stages, parts)
             return cute.make_tensor(tiles.iterator, layout.outer)
 
         own_rows = (group, 0)
-        keys_columns = columns_view(shared.keys.tiles, TILE_N, d, 1)[None, None, 0]
+        keys_columns = columns_view(shared.keys.tiles, TILE_N, d, 1, self.key_parts)[None, None, 0]
         dscores_columns = columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
         if const_expr(self.splits_dq_columns):
             keys_columns = cute.local_tile(keys_columns, (self.dq_columns, TILE_N), own_rows)

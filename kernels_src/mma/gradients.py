@@ -34,14 +34,19 @@ def query_gradient_mma(dtype, columns: int, accumulate: bool):
     return mma
 
 
-def rows_layout(dtype, rows: int, columns: int, stages: int):
-    """Shared memory of (rows, columns, stages), contiguous along columns, as an operand summed over columns."""
-    return hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (ROWS, rows, columns), dtype, stages)
+def rows_layout(dtype, rows: int, columns: int, stages: int, parts: int = 1):
+    """Shared memory of (rows, columns, stages), contiguous along columns, as an operand summed over columns.
+
+    Args: parts: into how many equal runs of columns a product may take it apart; the swizzle must not cross them.
+    """
+    kind = hopper.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, columns // parts)
+    return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), (rows, columns, stages), (0, 1, 2))
 
 
-def columns_layout(dtype, rows: int, columns: int, stages: int):
+def columns_layout(dtype, rows: int, columns: int, stages: int, parts: int = 1):
     """The same memory seen as (columns, rows, stages), as an operand summed over rows."""
-    return hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, (ROWS, columns, rows), dtype, stages)
+    kind = hopper.get_smem_layout_atom(LayoutEnum.COL_MAJOR, dtype, columns // parts)
+    return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), (columns, rows, stages), (1, 0, 2))
 
 
 def write_operand(mma, operand, accumulator, shared, thread) -> None:
