@@ -15,6 +15,7 @@ from fa4build.manifest import Facts
 from fa4build.pack import Artifact
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.selection import Selection
+from fa4build.signing import SigningKey
 from fa4build.wheel import (
     SIZE_LIMIT_BYTES,
     PackLabels,
@@ -42,6 +43,7 @@ def write_wheels(
     limit_bytes: int = SIZE_LIMIT_BYTES,
     allow_spills: bool = False,
     family: Family | None = None,
+    sign: SigningKey | None = None,
 ) -> tuple[WrittenWheel, ...]:
     """Write one pack wheel for each selected target and one runtime wheel for each platform.
 
@@ -53,6 +55,7 @@ def write_wheels(
         limit_bytes: refuse a larger wheel.
         allow_spills: whether kernels whose registers spill to memory are packed.
         family: whose kernels; default: our own.
+        sign: the key that signs the packs.
 
     Returns: packs by target, then runtimes by platform. Wheels whose inputs did not change are left as they are.
 
@@ -69,7 +72,13 @@ def write_wheels(
     for entry in entries:
         by_target.setdefault(entry.facts["target"], []).append(entry)
     packs = [
-        _pack(arch, by_target[arch.target], cache, silicon, out_dir, limit_bytes, _labels(family, kernels, arch))
+        _pack(
+            *(arch, by_target[arch.target], cache, silicon),
+            out_dir=out_dir,
+            limit_bytes=limit_bytes,
+            labels=_labels(family, kernels, arch),
+            sign=sign,
+        )
         for arch in ARCHES
         if arch.target in by_target
     ]
@@ -137,15 +146,11 @@ def _pack(
     entries: list[CacheEntry],
     cache: Cache,
     silicon: Mapping[str, Mapping[str, Any]],
-    out_dir: Path,
-    limit_bytes: int,
-    labels: PackLabels,
+    **options: Any,
 ) -> PreparedWheel:
-    """The pack wheel of one target."""
+    """The pack wheel of one target; options as for `prepare_pack_wheel`."""
     artifacts = [artifact_of(entry, cache, silicon) for entry in entries]
-    return prepare_pack_wheel(
-        artifacts, arch=arch, toolchain=toolchain_of(entries), out_dir=out_dir, limit_bytes=limit_bytes, labels=labels
-    )
+    return prepare_pack_wheel(artifacts, arch=arch, toolchain=toolchain_of(entries), **options)
 
 
 def _labels(family: Family, kernels: Sequence[Any], arch: Arch) -> PackLabels:

@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fa4build.manifest import canonical_json
 
@@ -97,3 +98,28 @@ def sbom_inputs(sbom: bytes) -> str | None:
         return next(item["value"] for item in properties if item["name"] == "fa4build:inputs")
     except (ValueError, KeyError, TypeError, StopIteration):
         return None
+
+
+def sbom_components(sbom: bytes) -> tuple[tuple[Component, ...], tuple[Component, ...]]:
+    """The tools and the parts of an SBOM that `sbom_json` wrote.
+
+    Raises: ValueError when it is none.
+    """
+    try:
+        document = json.loads(sbom)
+        tools = tuple(map(_component, document["metadata"]["tools"]["components"]))
+        return tools, tuple(map(_component, document["components"]))
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"no SBOM of fa4build ({type(error).__name__}: {error})") from error
+
+
+def _component(document: dict[str, Any]) -> Component:
+    """The inverse of `Component.document`."""
+    hashes = document.get("hashes", ())
+    return Component(
+        kind=document["type"],
+        name=document["name"],
+        version=document.get("version"),
+        sha256=hashes[0]["content"] if hashes else None,
+        purl=document.get("purl"),
+    )

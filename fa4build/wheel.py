@@ -391,6 +391,7 @@ def _pack_sbom(
     sources = sorted({dependency for artifact in artifacts for dependency in artifact.dependencies})
     parts = [Component(kind="file", name=path, sha256=sha256) for path, sha256 in sources]
     parts += [Component(kind="file", name=f"rendered/{a.facts.id}.py", sha256=a.facts.source_sha256) for a in artifacts]
+    parts += _licenses({"LICENSE": license_text(), **labels.notices})
     if len({part.reference for part in parts}) != len(parts):
         raise WheelError(
             f"{labels.name}: its kernels were compiled from different versions of one source. Build them again."
@@ -411,6 +412,7 @@ def _runtime_sbom(version: str, sources: Mapping[str, bytes], compiler: str, inp
     parts = [
         Component(kind="file", name=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in sources.items()
     ]
+    parts += _licenses({"LICENSE": license_text()})
     return sbom_json(
         name=RUNTIME_NAME,
         version=version,
@@ -419,6 +421,14 @@ def _runtime_sbom(version: str, sources: Mapping[str, bytes], compiler: str, inp
         parts=parts,
         inputs=inputs,
     )
+
+
+def _licenses(texts: Mapping[str, bytes]) -> list[Component]:
+    """Licence texts as parts; the texts themselves are in the wheel."""
+    return [
+        Component(kind="file", name=f"licenses/{name}", sha256=hashlib.sha256(text).hexdigest())
+        for name, text in texts.items()
+    ]
 
 
 def _tool(name: str, version: str) -> Component:

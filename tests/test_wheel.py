@@ -24,7 +24,7 @@ from fa4build.arch import arch_named
 from fa4build.errors import WheelError
 from fa4build.pack import Artifact, read_pack, unpack
 from fa4build.runtime import fa4_kernels
-from fa4build.wheel import WrittenWheel, runtime_extras, write_pack_wheel
+from fa4build.wheel import WrittenWheel, license_text, runtime_extras, write_pack_wheel
 from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes, write_wheel
 from tests.artifacts import TOOLCHAIN, made_up_artifact, made_up_family
 
@@ -183,6 +183,7 @@ def test_sbom_lists_sources_and_toolchain(tmp_path: Path) -> None:
     assert parts == {
         "kernels_src/softmax/online.py": "cd" * 32,
         "rendered/fwd-sm90a-bf16-hd128-causal.py": artifact.facts.source_sha256,
+        "licenses/LICENSE": hashlib.sha256(license_text()).hexdigest(),
     }
     assert tools == {"fa4build": __version__, "nvidia-cutlass-dsl": "4.8.1", "ptxas": "13.1.80"}
     assert sbom["metadata"]["component"]["purl"] == "pkg:pypi/fa4-kernels-sm90a@0.1.0"

@@ -22,6 +22,7 @@ COMMANDS = {
     "list": ("list_", "List variants: built, written, planned, refused."),
     "explain": ("explain", "Tell everything known about one variant."),
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),
+    "bundle": ("bundle", "Wheels, index, digests and checks for machines without a network."),
     "key": ("key", "Make and show keys that sign packs and bundles."),
     "cache": ("cache", "Look after the cache of compiled kernels."),
     "numerics": ("numerics", "Reproduce the published figures behind the design."),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @cache_dir_option
 @click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs the packs.")
 @click.option("--dry-run", is_flag=True, help="Only tell which wheels would be written, and what is missing.")
 @json_option
 def command(
@@ -56,6 +57,7 @@ def command(
     cache_dir: Path | None,
     assert_cached: bool,
     allow_spills: bool,
+    key_file: Path | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -75,6 +77,7 @@ def command(
     """
     from fa4build.families.registry import family_named
     from fa4build.release import ALL_PLATFORMS, write_wheels
+    from fa4build.signing import load_key
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
@@ -82,6 +85,7 @@ def command(
         raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
     wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
+    key = None if key_file is None else load_key(key_file)
     if dry_run:
         return _dry_run(wanted, cache, family, hosts, out_dir, as_json)
     if not assert_cached:
@@ -90,7 +94,7 @@ def command(
         code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills, family=family).exit_code
         if code:
             return code
-    options = {"out_dir": out_dir, "platforms": hosts, "allow_spills": allow_spills, "family": family}
+    options = {"out_dir": out_dir, "platforms": hosts, "allow_spills": allow_spills, "family": family, "sign": key}
     wheels = write_wheels(wanted, cache, **options)
     _print(wheels, as_json)
     return 0

@@ -1,0 +1,100 @@
+"""`fa4build bundle OUT`: wheels, a package index and the means to check them, as one directory."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fa4build.cli.common import (
+    cache_dir_option,
+    human_bytes,
+    jobs_option,
+    json_option,
+    open_cache,
+    print_json,
+    selection,
+    selection_options,
+)
+
+if TYPE_CHECKING:
+    from fa4build.bundle import Bundle
+
+
+@click.command("bundle")
+@click.argument("out", type=click.Path(path_type=Path))
+@selection_options
+@click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
+@click.option(
+    "--include",
+    "include",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="A wheel, or a directory of wheels, of what the machines lack, e.g. torch. Repeatable.",
+)
+@click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs packs and bundle.")
+@jobs_option
+@cache_dir_option
+@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
+@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@json_option
+def command(
+    out: Path,
+    arches: tuple[str, ...],
+    globs: tuple[str, ...],
+    spec: Path | None,
+    platforms: tuple[str, ...],
+    include: tuple[Path, ...],
+    key_file: Path | None,
+    jobs: int | None,
+    cache_dir: Path | None,
+    assert_cached: bool,
+    allow_spills: bool,
+    as_json: bool,
+) -> int:
+    """Write a bundle for machines without a network into OUT.
+
+    It holds the selected packs, the runtime for each platform, a static package index, a requirements file with
+    digests, an SBOM, a page for the operator, and a check that needs nothing but Python. An older bundle in OUT is
+    replaced as a whole.
+
+    \b
+    Examples:
+      fa4build bundle out --arch sm90 --platform x86_64
+      fa4build bundle out --arch sm100 --arch sm103 --sign release.key
+      fa4build bundle out --arch sm90 --include wheels-of-torch/
+    """
+    import tempfile
+
+    from fa4build.bundle import write_bundle
+    from fa4build.release import ALL_PLATFORMS, write_wheels
+    from fa4build.signing import load_key
+    from fa4build.toolchain import refuse_steering
+
+    refuse_steering(os.environ)
+    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    key = None if key_file is None else load_key(key_file)
+    if not assert_cached:
+        from fa4build.cli.matrix import build
+
+        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills).exit_code
+        if code:
+            return code
+    with tempfile.TemporaryDirectory(prefix="fa4build-wheels-") as directory:
+        options: dict[str, Any] = {"platforms": platforms or ALL_PLATFORMS, "allow_spills": allow_spills, "sign": key}
+        wheels = write_wheels(wanted, cache, out_dir=Path(directory), **options)
+        bundle = write_bundle(out, [wheel.path for wheel in wheels], include=include, sign=key)
+    _print(bundle, as_json)
+    return 0
+
+
+def _print(bundle: "Bundle", as_json: bool) -> None:
+    if as_json:
+        wheels = {wheel.file_name: {"sha256": wheel.sha256, "size": wheel.size} for wheel in bundle.wheels}
+        facts = {"path": str(bundle.path), "files": bundle.num_files, "size": bundle.size, "key_id": bundle.key_id}
+        print_json({**facts, "wheels": wheels})
+        return
+    for wheel in bundle.wheels:
+        click.echo(f"{wheel.file_name}  {human_bytes(wheel.size)}  sha256 {wheel.sha256[:16]}")
+    signed = f", signed by {bundle.key_id}" if bundle.key_id else ""
+    click.echo(f"{bundle.path}: {bundle.num_files} files, {human_bytes(bundle.size)}{signed}. Check: sh verify.sh")
