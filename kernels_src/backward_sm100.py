@@ -541,7 +541,6 @@ class BackwardSm100:
             do_slot = do_slot.next(self.do_stages)
             self._multiply_scores(bars, shared, tmem, next_slot)
             self._multiply_dk(bars, shared, tmem, q_slot, turn, accumulate)
-            commit(bars.q_empty + q_slot.stage)
             self._multiply_dq(bars, shared, tmem)
             accumulate = cutlass.Boolean(True)
             arch.mbarrier_wait(bars.dq_empty, turn & 1)
@@ -591,13 +590,14 @@ class BackwardSm100:
 
     @cute.jit
     def _multiply_dk(self, bars, shared, tmem, slot, turn, accumulate):
-        """dK += dS^T Q."""
+        """dK += dS^T Q; frees the slot of Q."""
         arch.mbarrier_wait(bars.ds_ready, turn & 1)
         fence_after_wait()
         self._multiply_halves(
             tmem, self.tmem.dk, self.tmem.dprobabilities, _retyped(shared.q, self._layouts().q_t, self.dtype),
             self.head_dim, slot, accumulate,
         )  # fmt: skip
+        commit(bars.q_empty + slot.stage)
 
     @cute.jit
     def _multiply_halves(
@@ -793,6 +793,11 @@ class BackwardSm100:
                 cute.copy(atom, source, target)
                 arch.cp_async_bulk_commit_group()
 
+    def _dq_slot(self, turn, piece: int):
+        """Staging slot of a piece: slots take turns, also from tile to tile."""
+        pieces = self.head_dim // FRAGMENT
+        return piece % DQ_SLOTS if pieces % DQ_SLOTS == 0 else (turn * pieces + piece) & (DQ_SLOTS - 1)
+
     # --- dQ ---------------------------------------------------------------------------------------------------------
 
     @cute.jit
@@ -816,7 +821,7 @@ class BackwardSm100:
             self._arrive_warp(bars.dq_empty)
             target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
             for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
-                tile = quarter * DQ_SLOTS + piece % DQ_SLOTS
+                tile = quarter * DQ_SLOTS + self._dq_slot(turn, piece)
                 with arch.elect_one():
                     arch.cp_async_bulk_wait_group(DQ_SLOTS - 1, read=True)
                 arch.sync_warp()
