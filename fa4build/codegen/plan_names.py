@@ -1,4 +1,4 @@
-"""Arguments of a launch plan under other names: a foreign host function called as an operator's signature says."""
+"""Arguments of a launch plan under other names, or taken from a tensor: a foreign host called as a signature says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fa4build.codegen.plan_evaluate import canonical_digest, evaluate
 from fa4build.codegen.plan_json import check_plan
-from fa4build.codegen.plan_values import LaunchPlan
+from fa4build.codegen.plan_values import BytesTemplate, LaunchPlan, LaunchTemplate, Node, TensorMapTemplate, Vector
 from fa4build.errors import LaunchPlanError
 
 
@@ -59,3 +60,59 @@ def _renamed_spec(spec: Mapping[str, Any], names: Mapping[str, str], leaf: Any) 
     if "unit_strides" in new:
         new["unit_strides"] = [leaf(stride) for stride in new["unit_strides"]]
     return new
+
+
+def with_bindings(plan: LaunchPlan, bindings: Mapping[str, str]) -> LaunchPlan:
+    """`plan` without the scalar arguments of `bindings`: each is read from a leaf of a tensor instead.
+
+    Args:
+        bindings: scalar argument (i32 or i64) -> leaf, `q.shape[1]`.
+    Raises: LaunchPlanError when there is no such scalar.
+    Contract: vectors keep their inputs but for the bound scalar, with digests computed anew.
+    """
+    if not bindings:
+        return plan
+    scalars = {arg.name for arg in plan.args if arg.kind == "scalar"}
+    if unknown := sorted(set(bindings) - scalars):
+        raise LaunchPlanError(f"no scalar argument is called {', '.join(unknown)}; there are {sorted(scalars)}")
+    nodes: list[Node] = []
+    new: list[int] = []
+    for node in plan.nodes:
+        if node[0] in ("in", "const"):
+            bound = bindings.get(node[2]) if node[0] == "in" else None
+            if bound is None:
+                nodes.append(node)
+            else:
+                nodes.append(("in", "i64", bound))
+                if node[1] != "i64":
+                    nodes.append(("trunc", node[1], len(nodes) - 1))
+        else:
+            nodes.append((*node[:2], *(new[operand] for operand in node[2:])))
+        new.append(len(nodes) - 1)
+    bound_plan = replace(
+        plan,
+        args=tuple(arg for arg in plan.args if arg.name not in bindings),
+        nodes=tuple(nodes),
+        guards=tuple(replace(guard, expr=new[guard.expr]) for guard in plan.guards),
+        launches=tuple(_moved(launch, new) for launch in plan.launches),
+        vectors=(),
+    )
+    return check_plan(replace(bound_plan, vectors=tuple(_replayed(bound_plan, v, bindings) for v in plan.vectors)))
+
+
+def _moved(launch: LaunchTemplate, new: list[int]) -> LaunchTemplate:
+    """A launch whose expressions have new numbers."""
+
+    def moved(param: BytesTemplate | TensorMapTemplate) -> BytesTemplate | TensorMapTemplate:
+        if isinstance(param, BytesTemplate):
+            return replace(param, fields=tuple((at, new[node]) for at, node in param.fields))
+        dims, strides = (tuple(new[node] for node in nodes) for nodes in (param.dims, param.strides))
+        return replace(param, addr=new[param.addr], dims=dims, strides=strides)
+
+    x, y, z = (new[node] for node in launch.grid)
+    return replace(launch, grid=(x, y, z), params=tuple(map(moved, launch.params)))
+
+
+def _replayed(plan: LaunchPlan, vector: Vector, bindings: Mapping[str, str]) -> Vector:
+    inputs = {name: value for name, value in vector.inputs.items() if name not in bindings}
+    return replace(vector, inputs=inputs, sha256=canonical_digest(evaluate(plan, inputs)))

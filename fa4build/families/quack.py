@@ -120,10 +120,11 @@ def compile_kernel(request: Mapping[str, Any], options: str) -> HostFunction:
     import cutlass
     import cutlass.cute as cute
 
-    from fa4build.families.tracing import name_kernels
+    from fa4build.families.tracing import name_kernels, use_target
 
     op, n = request["payload"]["op"], request["payload"]["n"]
-    os.environ |= {"QUACK_ARCH": request["target"][3:].rstrip("a"), "CUTE_DSL_ARCH": request["target"]}
+    os.environ["QUACK_ARCH"] = request["target"][3:].rstrip("a")
+    use_target(request["target"])
     dtype = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}[request["payload"]["dtype"]]
     real = cute.compile
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,6 +49,17 @@ def name_kernels(host: Any, symbol: str) -> None:
                 kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
+def use_target(target: str) -> None:
+    """Make the compiler's default target `target` (`sm_90a`), for libraries that ask for it before they compile.
+
+    The compiler reads `CUTE_DSL_ARCH` once, in the server; a child serves one target and knows it only now.
+    """
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    os.environ["CUTE_DSL_ARCH"] = target
+    CuTeDSL._get_dsl().envar.arch = target
+
+
 class TracedDevice:
     """Makes `HardwareInfo` answer for invented devices; `was_asked` tells whether a trace depends on them."""
 
@@ -78,9 +90,18 @@ class Recorder:
         compile_: the real `cute.compile`.
         wanted: class name of the host object, and which of the compiles of that class, from 0.
         options: the compiler's option string, in place of the library's.
+        check: called with the wanted host object before it is compiled; raises if it is not what was expected.
     """
 
-    def __init__(self, compile_: Any, wanted: tuple[str, int], symbol: str, options: str) -> None:
+    def __init__(
+        self,
+        compile_: Any,
+        wanted: tuple[str, int],
+        symbol: str,
+        options: str,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._check = check
         self._compile = compile_
         self._wanted = wanted
         self._symbol = symbol
@@ -91,6 +112,8 @@ class Recorder:
     def __call__(self, host: Any, *args: Any, **kwargs: Any) -> Callable[..., None]:
         name = type(host).__name__
         if (name, self.seen.count(name)) == self._wanted:
+            if self._check is not None:
+                self._check(host)
             name_kernels(host, self._symbol)
             self.compiled = self._compile(host, *args, **kwargs | {"options": self._options})
         self.seen.append(name)
@@ -113,12 +136,15 @@ def compile_by_library(
     spec: Mapping[str, Any],
     names: Mapping[str, str],
     forget: Callable[[], None],
+    bindings: Mapping[str, str] | None = None,
+    check: Callable[[Any], None] | None = None,
 ) -> HostFunction:
     """Run a library's own Python code on fake tensors and keep one of the host functions that it compiles.
 
     Args:
         call: the library's function with its arguments, run under torch's fake tensors.
-        wanted: as for `Recorder`.
+        wanted, check: as for `Recorder`.
+        spec, names, bindings: as of `HostFunction`.
         forget: empties the library's caches, before a second trace.
     Raises: CompileError naming what was compiled when the wanted host function is not among it.
     """
@@ -132,7 +158,7 @@ def compile_by_library(
 
     def traced(stand_in: StandInDevice) -> Any:
         device.be(stand_in)
-        recorder = Recorder(real, wanted, request["symbol"], options)
+        recorder = Recorder(real, wanted, request["symbol"], options, check)
         cute.compile = recorder
         try:
             with FakeTensorMode():
@@ -154,6 +180,7 @@ def compile_by_library(
         compiled=compiled,
         spec=spec,
         names=names,
+        bindings=bindings or {},
         on_other_device=again if device.was_asked else None,
         devices=DEVICES,
     )

@@ -105,6 +105,8 @@ def _set(
         return _set(nodes, op[2], value, inputs, values)
     other = int(values[op[3]]) if len(op) == 4 else 0
     if op[0] == "mul" and other:
+        if int(value) % other:
+            return False
         return _set(nodes, op[2], int(value) // other, inputs, values)
     if op[0] == "add":
         return _set(nodes, op[2], int(value) - other, inputs, values)

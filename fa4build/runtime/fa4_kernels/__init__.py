@@ -21,7 +21,9 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .api import (
+        call,
         explain,
+        explain_call,
         flash_attn_combine,
         flash_attn_func,
         flash_attn_varlen_func,
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _FUNCTIONS = (
+    "call",
     "explain",
+    "explain_call",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_varlen_func",
@@ -48,7 +52,9 @@ __all__ = [
     "NoKernelError",
     "PackError",
     "TrustError",
+    "call",
     "explain",
+    "explain_call",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_varlen_func",

@@ -6,14 +6,16 @@ read. What depends on neither pointers nor extents is decided once and kept in `
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from . import loader
 from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
-from .dispatch import Decision, Problem
+from .dispatch import Decision, Problem, extents_of
 from .errors import InputError, LayoutError, NoKernelError
+from .recipes import call, explain_call  # noqa: F401  public functions of the package
 
 _DTYPES = {
     torch.bfloat16: "bf16",
@@ -190,7 +192,11 @@ def explain(
     features = _requested_features(options)
     problem = _problem(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=features)
     ordinal = _ordinal(q)  # before the driver is opened: CPU tensors on a machine without one are the caller's mistake
-    return loader.runtime().decide(problem, ordinal)
+    runtime = loader.runtime()
+    if layout == "dense" and q.dim() == k.dim() == 4:
+        extents = extents_of("fwd/dense", (q, k), runtime.device(ordinal).sm_count)
+        problem = replace(problem, extents=extents)
+    return runtime.decide(problem, ordinal)
 
 
 def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> tuple[str, ...]:

@@ -3,12 +3,16 @@
 Problem, Device, packs  ->  Decision (accepted entry, or a reason for each refused one)
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from .abi import SIGNATURES, TARGETS
 from .errors import NoKernelError
+from .expressions import evaluate
 from .packs import Entry, Pack, RefusedPack
+
+OWN_FAMILY = "fa4"
 
 EVIDENCE_LEVELS = ("static", "simulated", "silicon")
 """What a kernel may have passed, in rising order."""
@@ -16,14 +20,19 @@ EVIDENCE_LEVELS = ("static", "simulated", "silicon")
 # Axes that say what is computed, compared for equality.
 _EQUAL_AXES = ("dtype", "head_dim", "head_dim_v", "mask", "layout")
 # Axes that say nothing about whether a kernel fits: how it is done, or what the entry's own fields state.
-_FREE_AXES = frozenset({"op", "arch", "cta_group", "deterministic", *_EQUAL_AXES})
+# `when` is a rule over the extents of a call; what a GQA ratio excludes, it says.
+_FREE_AXES = frozenset({"op", "arch", "cta_group", "deterministic", "qhead_per_kvhead", "when", *_EQUAL_AXES})
 _SPELLED_FEATURES = ("split", "softcap", "sink")
 _SHOWN_ENTRIES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be computed, without extents. `features` are further axes that must be on: `softcap`, `sink`, ..."""
+    """What is to be computed.
+
+    `features` are further axes that must be on: `softcap`, `sink`, ... `extents` are those of a call by their names in
+    the operator's signature, for kernels whose rules read them; None leaves the rules aside.
+    """
 
     op: str = "fwd"
     layout: str = "dense"
@@ -33,6 +42,7 @@ class Problem:
     mask: str = "full"
     deterministic: bool = False
     features: frozenset[str] = frozenset()
+    extents: Mapping[str, int] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         head_dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
@@ -91,17 +101,24 @@ class Decision:
 
 
 def dispatch(
-    problem: Problem, device: Device, packs: Iterable[Pack | RefusedPack], *, evidence: str | None = None
+    problem: Problem,
+    device: Device,
+    packs: Iterable[Pack | RefusedPack],
+    *,
+    evidence: str | None = None,
+    family: str | None = None,
 ) -> Decision:
     """Choose the kernel for a problem. Never raises for a problem without one: see `chosen`.
 
     Args:
         evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
-    Contract: among fitting entries the one with most evidence wins, then the one whose id sorts first.
+        family: whose kernels are taken wherever one fits; None prefers none.
+    Contract: among fitting entries those of `family` come first, then the one with most evidence, then our own before
+        another family's, then the one whose id sorts first.
     """
     packs = tuple(packs)
     trace: list[Considered] = []
-    fitting: list[tuple[int, str, Pack, Entry]] = []
+    fitting: list[tuple[tuple[Any, ...], Pack, Entry]] = []
     for pack in packs:
         if isinstance(pack, RefusedPack):
             continue
@@ -109,13 +126,15 @@ def dispatch(
             reasons = mismatches(problem, device, entry, evidence)
             trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
             if not reasons:
-                fitting.append((-evidence_level(entry), entry.id, pack, entry))
-    best = min(fitting, key=lambda item: item[:2], default=None)
+                own = pack.manifest.family
+                order = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY, entry.id)
+                fitting.append((order, pack, entry))
+    best = min(fitting, key=lambda item: item[0], default=None)
     return Decision(
         problem=problem,
         device=device,
-        entry=best[3] if best else None,
-        pack=best[2] if best else None,
+        entry=best[2] if best else None,
+        pack=best[1] if best else None,
         trace=tuple(trace),
         refused_packs=tuple(pack for pack in packs if isinstance(pack, RefusedPack)),
     )
@@ -144,6 +163,9 @@ def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | N
     reasons += _feature_mismatches(problem, entry.axes)
     if problem.deterministic and problem.op.startswith("bwd") and not entry.axes.get("deterministic"):
         reasons.append("is not deterministic")
+    rule = entry.axes.get("when")
+    if problem.extents is not None and rule and not evaluate(str(rule), problem.extents):
+        reasons.append(f"needs {rule}")
     if signature_name(entry) not in SIGNATURES:
         reasons.append("is called in a way this fa4-kernels does not know; upgrade fa4-kernels")
     if evidence is not None and evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
@@ -155,6 +177,16 @@ def signature_name(entry: Entry) -> str:
     """Which argument list an entry is called with: `fwd/dense`, and one more field for each feature that is on."""
     features = (axis for axis in sorted(entry.axes.keys() - _FREE_AXES) if entry.axes[axis])
     return "/".join((entry.op, str(entry.axes.get("layout")), *features))
+
+
+def extents_of(operator: str, arguments: Sequence[Any], sm_count: int) -> dict[str, int]:
+    """Extents of a call by their names in the signature `operator` (`fwd/dense`), read from the tensors' shapes."""
+    extents = {"num_sms": sm_count}
+    for (_, kind, _, *rest), argument in zip(SIGNATURES[operator], arguments, strict=False):
+        if kind == "tensor":
+            for name, extent in zip(rest[0], argument.shape, strict=True):
+                extents.setdefault(name, extent)
+    return extents
 
 
 def evidence_level(entry: Entry) -> int:

@@ -7,10 +7,11 @@ unloads.
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from .abi import OUTPUT_DTYPES, SIGNATURES
-from .dispatch import Decision, Device, Problem, chosen, dispatch, signature_name
+from .dispatch import Decision, Device, Problem, chosen, dispatch, extents_of, signature_name
 from .errors import CaptureError, DriverError, InputError, LayoutError, PackError
 from .packs import Entry, Pack, PackReader, RefusedPack, installed_packs, usable
 from .plan import DEVICE_LEAVES, encode_plan, parse_plan
@@ -36,6 +37,7 @@ class Runtime:
         stream_of: device ordinal -> handle of the stream to launch on.
         is_capturing: whether a CUDA graph is being captured on the current stream.
         report: receives the text of each decision, or None.
+        family: whose kernels are preferred; None leaves it to evidence.
         trust: which packs among the installed ones may be used.
         recorder: receives each decision, and writes down those without a kernel; or None.
     """
@@ -49,6 +51,7 @@ class Runtime:
         stream_of: Callable[[int], int],
         is_capturing: Callable[[], bool] = _no_capture,
         report: Callable[[str], None] | None = None,
+        family: str | None = None,
         trust: TrustPolicy = NO_TRUST,
         recorder: MissRecorder | None = None,
     ) -> None:
@@ -65,8 +68,9 @@ class Runtime:
         self._lock = threading.RLock()
         self._devices: dict[int, Device] = {}
         self._libraries: dict[str, Any] = {}
-        self._launches: dict[tuple[str, str, int], Any] = {}
+        self._launches: dict[tuple[str, str, int, bool], Any] = {}
         self.evidence: str | None = None
+        self.family = family
 
     @property
     def device_type(self) -> int:
@@ -98,8 +102,11 @@ class Runtime:
         return self._devices[ordinal]
 
     def decide(self, problem: Problem, ordinal: int) -> Decision:
-        """What `dispatch` says about the installed packs."""
-        decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence)
+        """What `dispatch` says about the packs. Raises: InputError when no pack is of the family asked for."""
+        families = {pack.manifest.family for pack in usable(self.packs)}
+        if self.family is not None and families and self.family not in families:
+            raise InputError(f"FA4_KERNELS_FAMILY is {self.family!r}; installed: {', '.join(sorted(families))}.")
+        decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence, family=self.family)
         if self._report is not None:
             self._report(str(decision))
         if self._recorder is not None:
@@ -111,25 +118,38 @@ class Runtime:
 
         Raises: NoKernelError, PackError, DriverError, CaptureError.
         """
-        return self.load(*chosen(self.decide(problem, ordinal)), ordinal)
+        pack, entry = chosen(self.decide(replace(problem, extents=None), ordinal))
+        if entry.axes.get("when"):
+            return ByExtents(self, problem, ordinal, signature_name(entry))
+        return self.load(pack, entry, ordinal)
 
     def load(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
-        """Load an entry on a device unless it is there already; the launch object."""
-        key = (entry.cubin.sha256, entry.plan.sha256, ordinal)
+        """Load an entry on a device unless it is there already; the launch object, called as its operator's signature.
+
+        Raises: PackError, DriverError, CaptureError.
+        """
+        return self._kept(pack, entry, ordinal, bound_plan)
+
+    def load_as_planned(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
+        """Load an entry that is called with exactly its plan's arguments: a step of a recipe. Otherwise as `load`."""
+        return self._kept(pack, entry, ordinal, plan_alone)
+
+    def _kept(self, pack: Pack, entry: Entry, ordinal: int, binding: Callable[..., Any]) -> Any:
+        key = (entry.cubin.sha256, entry.plan.sha256, ordinal, binding is bound_plan)
         with self._lock:
             launch = self._launches.get(key)
             if launch is None:
-                launch = self._launches[key] = self._load(pack, entry, ordinal)
+                launch = self._launches[key] = self._load(pack, entry, ordinal, binding)
             return launch
 
-    def _load(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
+    def _load(self, pack: Pack, entry: Entry, ordinal: int, binding: Callable[..., Any]) -> Any:
         if self._is_capturing():
             raise CaptureError(
                 f"{entry.id} is not loaded yet, and loading would break the CUDA graph being captured. "
                 f"Call fa4_kernels.preload(devices=[{ordinal}], select='{entry.id}') before the capture."
             )
         cubin, plan_text = self._reader.read(pack, entry)
-        plan = self._launcher.Plan(encode_plan(*bound_plan(parse_plan(plan_text), entry)))
+        plan = self._launcher.Plan(encode_plan(*binding(parse_plan(plan_text), entry)))
         library = self._libraries.get(entry.cubin.sha256)
         if library is None:
             library = self._libraries[entry.cubin.sha256] = self._driver.load(cubin)
@@ -147,12 +167,46 @@ class Runtime:
             for pack in usable(self.packs):
                 for entry in pack.manifest.entries:
                     if entry.target == target and any(fnmatch.fnmatchcase(entry.id, glob) for glob in globs):
-                        self.load(pack, entry, ordinal)
+                        has_signature = signature_name(entry) in SIGNATURES
+                        (self.load if has_signature else self.load_as_planned)(pack, entry, ordinal)
                         loaded.add(entry.id)
         if not loaded:
             known = sorted(entry.id for pack in usable(self.packs) for entry in pack.manifest.entries)
             raise InputError(f"preload: {', '.join(globs)} matches no kernel of these devices. Installed: {known}.")
         return tuple(sorted(loaded))
+
+
+class ByExtents:
+    """Stands for the launch of a problem whose kernel depends on a call's extents; decides once for each of them."""
+
+    def __init__(self, runtime: Runtime, problem: Problem, ordinal: int, operator: str) -> None:
+        self._runtime = runtime
+        self._problem = problem
+        self._ordinal = ordinal
+        self._operator = operator
+        self._launches: dict[tuple[Any, ...], Any] = {}
+
+    def run(self, *arguments: Any) -> None:
+        """Launch. Raises: NoKernelError when no kernel is for these extents, else as a launch of one kernel."""
+        key = (arguments[0].shape, arguments[1].shape)  # the extents of the operators' other tensors follow from these
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._decide(key, arguments)
+        launch.run(*arguments)
+
+    def _decide(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+        sm_count = self._runtime.device(self._ordinal).sm_count
+        problem = replace(self._problem, extents=extents_of(self._operator, arguments, sm_count))
+        launch = self._runtime.load(*chosen(self._runtime.decide(problem, self._ordinal)), self._ordinal)
+        if len(self._launches) >= _MAX_SHAPES:
+            self._launches.clear()
+        self._launches[key] = launch
+        return launch
+
+
+def plan_alone(plan: dict[str, Any], entry: Entry) -> tuple[dict[str, Any], dict[str, int]]:
+    """The plan with its own arguments in its own order; its guards speak for alignment."""
+    return plan, {}
 
 
 def bound_plan(plan: dict[str, Any], entry: Entry) -> tuple[dict[str, Any], dict[str, int]]:
@@ -197,6 +251,11 @@ def _import_launcher() -> Any:
     return _launcher
 
 
+_MAX_SHAPES = 4096
+
+bound_calls: dict[tuple[Any, ...], Any] = {}
+"""What recipes.py keeps about calls it has seen; belongs to the runtime of the process."""
+
 bound: dict[tuple[Any, ...], Any] = {}
 """What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
 
@@ -219,6 +278,7 @@ def use_runtime(replacement: Runtime | None) -> None:
     global _runtime
     _runtime = replacement
     bound.clear()
+    bound_calls.clear()
 
 
 def serves_cpu() -> bool:
@@ -247,7 +307,9 @@ def _torch_runtime() -> Runtime:
 
     trace = os.environ.get("FA4_KERNELS_TRACE", "") not in ("", "0")
     record = os.environ.get("FA4_KERNELS_RECORD", "")
+    family = os.environ.get("FA4_KERNELS_FAMILY") or None
     return Runtime(
+        family=family,
         stream_of=stream_of,
         is_capturing=is_capturing,
         report=report if trace else None,

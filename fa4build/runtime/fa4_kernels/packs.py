@@ -71,6 +71,8 @@ class Manifest:
     targets: tuple[str, ...]
     groups: tuple[Group, ...]
     entries: tuple[Entry, ...]
+    family: str = "fa4"
+    recipes: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +164,11 @@ def read_manifest(text: bytes) -> Manifest:
             targets=tuple(document["targets"]),
             groups=tuple(Group(**group) for group in document["groups"]),
             entries=tuple(_read_entry(entry) for entry in document["entries"]),
+            family=str(document["family"]),
+            recipes=tuple(document.get("recipes", ())),
         )
         _check_blobs(manifest)
+        _check_recipes(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackError(f"its manifest is damaged ({type(error).__name__}: {error}); install the pack again") from error
     return manifest
@@ -180,6 +185,17 @@ def _read_entry(document: Mapping[str, Any]) -> Entry:
         symbols=tuple(document["symbols"]),
         evidence=dict(document["evidence"]),
     )
+
+
+def _check_recipes(manifest: Manifest) -> None:
+    """Recipes have every part that a call reads, and launch kernels of the same pack."""
+    known = {entry.id for entry in manifest.entries}
+    parts = {"id", "op", "target", "axes", "when", "inputs", "scalars", "let", "buffers", "steps", "results"}
+    for recipe in manifest.recipes:
+        if set(recipe) != parts:
+            raise ValueError(f"a recipe with the parts {sorted(recipe)}")
+        if missing := {step["kernel"] for step in recipe["steps"]} - known:
+            raise ValueError(f"recipe {recipe['id']} needs {sorted(missing)}")
 
 
 def _check_blobs(manifest: Manifest) -> None:
