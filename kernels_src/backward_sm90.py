@@ -93,6 +93,7 @@ class Consumer(NamedTuple):
     queries_columns: object
     douts_columns: object
     dscores_columns: object
+    dscores_rows: object
     keys_columns: object
     scores: object
     dscores: object
@@ -105,11 +106,12 @@ class Consumer(NamedTuple):
 
 
 class At(NamedTuple):
-    """Where a consumer is: cursors of Q and dO, and the stage of dS."""
+    """Where a consumer is: cursors of Q and dO, the stage of dS, and whether a product for dK is running."""
 
     query: object
     dout: object
     dscores: object
+    is_running: object
 
 
 class BackwardSm90:
@@ -124,6 +126,8 @@ class BackwardSm90:
         tile_m: query rows of a tile, 64 or 128. 64: the consumers split the columns of dQ, else its rows.
         q_stages, dout_stages: tiles of Q and of dO in flight. dscores_stages: 1 or 2; with 1 the consumers meet twice a
             tile.
+        overlaps_dk: the product for dK reads dS from shared memory and is waited for in the next step; else it reads
+            registers, too few to hold them that long, and is waited for at once.
         consumer_registers, producer_registers: see warp_roles.
     Raises: ValueError for a combination that cannot run.
     """
@@ -141,13 +145,14 @@ class BackwardSm90:
         q_stages: int,
         dout_stages: int,
         dscores_stages: int,
+        overlaps_dk: bool = False,
         consumer_registers: int = 240,
         producer_registers: int = 24,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.deterministic = deterministic
         self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
-        self.dscores_stages = dscores_stages
+        self.dscores_stages, self.overlaps_dk = dscores_stages, overlaps_dk
         self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
         self.key_parts = CONSUMERS if self.splits_dq_columns else 1
         self.dq_columns = head_dim // CONSUMERS if self.splits_dq_columns else head_dim
@@ -449,7 +454,7 @@ class BackwardSm90:
         work.dv.fill(0.0)
         tiles = self._range(tile.n_block, problem)
         limits = self._limits(work, tile, problem)
-        at = At(Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0)), Int32(0))
+        at = At(Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0)), Int32(0), cutlass.Boolean(False))
         wait_full(shared.keys, Cursor(0, 0))
         for member in cutlass.range(problem.group_size, unroll=1):
             for i in cutlass.range(tiles.inner_begin - tiles.begin, unroll=1):
@@ -459,13 +464,15 @@ class BackwardSm90:
             if const_expr(self.mask == LOCAL):
                 for i in cutlass.range(tiles.end - tiles.inner_end, unroll=1):
                     at = self._step(work, shared, at, limits, tiles.inner_end + i, True, True)
+        warpgroup.wait_group(0)
         self._write(work, store_dk, dk, store_dv, dv, shared, tile, problem)
 
     def _consumer(self, shared: Shared, problem: Problem, group) -> Consumer:
         """Fragments and registers of consumer `group`."""
         dtype, d, dv_columns, rows = self.dtype, self.head_dim, self.head_dim_v, ROWS_PER_WARPGROUP
         scores_mma = wgmma.scores_mma(dtype, self.tile_m, accumulate=True)
-        dk_mma, dv_mma = wgmma.output_mma(dtype, d), wgmma.output_mma(dtype, dv_columns)
+        dv_mma = wgmma.output_mma(dtype, dv_columns)
+        dk_mma = gradients.key_gradient_mma(dtype, d) if self.overlaps_dk else wgmma.output_mma(dtype, d)
         dq_mma = gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=True)
 
         def as_a(mma, tiles):
@@ -479,6 +486,9 @@ class BackwardSm90:
             return cute.make_tensor(tiles.iterator, layout.outer)
 
         own_rows = (group, 0)
+        dscores_rows = None
+        if const_expr(self.overlaps_dk):
+            dscores_rows = as_a(dk_mma, cute.local_tile(shared.dscores, (rows, self.tile_m), (group, 0, None)))
         keys_columns = columns_view(shared.keys.tiles, TILE_N, d, 1, self.key_parts)[None, None, 0]
         dscores_columns = columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
         if const_expr(self.splits_dq_columns):
@@ -502,24 +512,39 @@ class BackwardSm90:
             queries_columns=as_b(dk_mma, columns_view(shared.queries.tiles, self.tile_m, d, self.q_stages)),
             douts_columns=as_b(dv_mma, columns_view(shared.douts.tiles, self.tile_m, dv_columns, self.dout_stages)),
             dscores_columns=as_a(dq_mma, dscores_columns),
+            dscores_rows=dscores_rows,
             keys_columns=as_b(dq_mma, keys_columns),
             scores=cute.make_rmem_tensor(shape_scores, Float32),
             dscores=cute.make_rmem_tensor(shape_scores, Float32),
             probabilities_operand=cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), dtype),
-            dscores_operand=cute.make_rmem_tensor(dk_mma.partition_shape_A((rows, self.tile_m)), dtype),
+            dscores_operand=cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), dtype),
             dk=cute.make_rmem_tensor(dk_mma.partition_shape_C((rows, d)), Float32),
             dv=cute.make_rmem_tensor(dv_mma.partition_shape_C((rows, dv_columns)), Float32),
             dq=cute.make_rmem_tensor(dq_mma.partition_shape_C(self._dq_tile()), Float32),
             scale_log2=problem.softmax_scale * LOG2_E,
         )
 
-    def _step(self, work: Consumer, shared: Shared, at: At, limits, m_block, has_begin: bool, has_end: bool) -> At:
+    @cute.jit
+    def _step(
+        self,
+        work: Consumer,
+        shared: Shared,
+        at: At,
+        limits,
+        m_block,
+        has_begin: cutlass.Constexpr[bool],
+        has_end: cutlass.Constexpr[bool],
+    ) -> At:
         """One tile of queries."""
         q_stage, dout_stage = at.query.stage, at.dout.stage
         wait_full(shared.queries, at.query)
         wgmma.issue_scores(
             work.first_scores_mma, work.scores_mma, work.scores, work.keys, work.queries[None, None, None, q_stage]
         )
+        if const_expr(self.overlaps_dk):
+            warpgroup.wait_group(1)
+            if at.is_running:
+                release(shared.queries, at.query.previous(self.q_stages))
         wait_full(shared.values, Cursor(0, 0))
         wait_full(shared.douts, at.dout)
         wgmma.issue_scores(
@@ -527,7 +552,7 @@ class BackwardSm90:
         )
         warpgroup.wait_group(1)
         scores, dscores = wgmma.rows_view(work.scores), wgmma.rows_view(work.dscores)
-        if has_begin or has_end:
+        if const_expr(has_begin or has_end):
             begins, ends = (tuple(limit - m_block * self.tile_m for limit in side) for side in limits)
             mask_columns(scores, begins, ends, has_begin, has_end)
         column = wgmma.column_of_thread(work.thread)
@@ -550,13 +575,17 @@ class BackwardSm90:
         )
         warpgroup.wait_group(1)
         release(shared.douts, at.dout)
-        wgmma.issue_output(work.dk_mma, work.dk, work.dscores_operand, work.queries_columns[None, None, None, q_stage])
+        dk_operand = work.dscores_operand
+        if const_expr(self.overlaps_dk):
+            dk_operand = work.dscores_rows[None, None, None, at.dscores]
+        wgmma.issue_output(work.dk_mma, work.dk, dk_operand, work.queries_columns[None, None, None, q_stage])
         warpgroup.wait_group(1)
         self._pass_on_dq(work, shared)
-        warpgroup.wait_group(0)
-        release(shared.queries, at.query)
+        if const_expr(not self.overlaps_dk):
+            warpgroup.wait_group(0)
+            release(shared.queries, at.query)
         next_dscores = at.dscores ^ 1 if self.dscores_stages == 2 else at.dscores
-        return At(at.query.next(self.q_stages), at.dout.next(self.dout_stages), next_dscores)
+        return At(at.query.next(self.q_stages), at.dout.next(self.dout_stages), next_dscores, cutlass.Boolean(True))
 
     def _share_dscores(self, work: Consumer, shared) -> None:
         """dS^T of this group's keys to shared memory; returns when both groups' are there."""
@@ -579,7 +608,7 @@ class BackwardSm90:
         arch.barrier(barrier_id=named_barriers.CONSUMERS_MEET, number_of_threads=self.counts.consumer_threads)
 
     def _limits(self, work: Consumer, tile: Tile, problem: Problem) -> tuple:
-        """(begins, ends): queries that see this thread's two keys, less its first column; none for keys past the end."""
+        """(begins, ends): queries that see this thread's two keys, less its first column; none past the last key."""
         first_key = tile.n_block * TILE_N + work.group * ROWS_PER_WARPGROUP + wgmma.row_of_thread(work.thread)
         column = wgmma.column_of_thread(work.thread)
         begins, ends = [], []

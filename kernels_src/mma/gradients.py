@@ -3,7 +3,7 @@
     S^T  (64, tile_m)        = K Q^T          both from shared memory, contiguous along head_dim
     dP^T (64, tile_m)        = V dO^T         the same
     dV   (64, head_dim_v)   += P^T dO         P^T from registers: S^T's accumulator, rounded, is that operand
-    dK   (64, head_dim)     += dS^T Q         the same
+    dK   (64, head_dim)     += dS^T Q         the same, or dS^T from shared memory
     dQ   (tile_m, head_dim)  = dS K           dS through shared memory: its rows come from both warpgroups
 
 Keys are the rows, so the products that sum over queries (dV, dK) need no exchange between threads. dQ is split between
@@ -17,6 +17,21 @@ from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
 ROWS = 64
+
+
+def key_gradient_mma(dtype, columns: int):
+    """Tiled MMA of dK += dS^T Q for one warpgroup with dS^T from shared memory, contiguous along queries."""
+    mma = hopper.make_trivial_tiled_mma(
+        dtype,
+        dtype,
+        OperandMajorMode.K,
+        OperandMajorMode.MN,
+        cutlass.Float32,
+        atom_layout_mnk=(1, 1, 1),
+        tiler_mn=(ROWS, columns),
+    )
+    mma.set(warpgroup.Field.ACCUMULATE, True)
+    return mma
 
 
 def query_gradient_mma(dtype, columns: int, accumulate: bool):
