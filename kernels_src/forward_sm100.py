@@ -107,6 +107,11 @@ def _copy_views(atom, shared, global_parts):
     )
 
 
+def _piece(values, piece: int, columns: int):
+    """Registers [piece * columns, (piece + 1) * columns) of a row, shaped for a tensor-memory copy."""
+    return cute.make_tensor(values.iterator + piece * columns, cute.make_layout(((columns, 1), 1)))
+
+
 class ForwardSm100:
     """Forward attention, one specialization; calling it is the host function of docs/formats.md section 1.
 
@@ -229,8 +234,12 @@ class ForwardSm100:
         qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         cluster = cute.tiled_divide(cute.make_layout((1, 1, 1)), (mma_qk.thr_id.shape,)).shape
-        q_map = cute.nvgpu.make_tiled_tma_atom_A(load, reordered(q, rows), one_stage(layouts[0]), qk_tile, mma_qk, cluster)
-        k_map = cute.nvgpu.make_tiled_tma_atom_B(load, reordered(k, rows), one_stage(layouts[1]), qk_tile, mma_qk, cluster)
+        q_map = cute.nvgpu.make_tiled_tma_atom_A(
+            load, reordered(q, rows), one_stage(layouts[0]), qk_tile, mma_qk, cluster
+        )
+        k_map = cute.nvgpu.make_tiled_tma_atom_B(
+            load, reordered(k, rows), one_stage(layouts[1]), qk_tile, mma_qk, cluster
+        )
         v_map = cute.nvgpu.make_tiled_tma_atom_B(
             load, reordered(v, [3, 1, 2, 0]), one_stage(layouts[2]), pv_tile, mma_pv, cluster
         )
@@ -311,10 +320,7 @@ class ForwardSm100:
 
         if warp < SOFTMAX_WARPS:
             arch.setmaxregister_increase(self.registers[0])
-            if warp < WARPS_PER_TILE:
-                self._softmax_role(0, bars, stats, scores[0], problem, tiles)
-            else:
-                self._softmax_role(1, bars, stats, scores[1], problem, tiles)
+            self._softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, problem, tiles)
         elif warp < MMA_WARP:
             arch.setmaxregister_decrease(self.registers[1])
             self._correction_role(bars, stats, outputs, sO, lse, problem, tiles)
@@ -433,7 +439,9 @@ class ForwardSm100:
             v_slot = self._next_v(k_slot, v_slot)
             block = block - 1
             while block >= blocks.begin:
-                self._fill_slot(bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes)
+                self._fill_slot(
+                    bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes
+                )
                 place = self._v_barrier(v_slot)
                 self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
                 k_slot = self._next_k(k_slot, v_slot)
@@ -506,7 +514,15 @@ class ForwardSm100:
     @cute.jit
     def _multiply_qk(self, bars, accumulator, fQ, fK, i: cutlass.Constexpr[int], slot):
         """S[i] = Q[i] K^T."""
-        multiply(self._mma_qk(), accumulator, fQ[None, None, None, i], fK[None, None, None, slot.stage], 0, self.head_dim // 16, False)
+        multiply(
+            self._mma_qk(),
+            accumulator,
+            fQ[None, None, None, i],
+            fK[None, None, None, slot.stage],
+            0,
+            self.head_dim // 16,
+            False,
+        )
         commit(bars.s_full + i)
 
     @cute.jit
@@ -525,42 +541,31 @@ class ForwardSm100:
     # --- softmax ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _softmax_role(self, i: cutlass.Constexpr[int], bars, stats, scores, problem, tiles):
-        """Warps 4 i .. 4 i + 3: thread t owns row t of Q tile i."""
+    def _softmax_role(self, i, bars, stats, tmem, problem, tiles):
+        """Warps 4 i .. 4 i + 3, i = 0 or 1: thread t owns row t of Q tile i."""
         row = arch.thread_idx()[0] % TILE_M
+        scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
         index, block_count, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            begin, end = self._visible(tile.m_block * (NUM_TILES * TILE_M) + i * TILE_M + row, problem)
+            begin, end = self._visible((tile.m_block * NUM_TILES + i) * TILE_M + row, problem)
+            reference, total = -Float32.inf, Float32(0.0)
             block = blocks.end - 1
-            reference, total = self._softmax_block(
-                i, bars, stats, scores, problem, row, block, begin, end, -Float32.inf, Float32(0.0),
-                block_count, stats_count, True, self.mask == LOCAL, True,
-            )  # fmt: skip
-            block = block - 1
-            block_count = block_count + 1
-            if const_expr(self.mask != FULL):
-                while block >= blocks.inner_end:
-                    reference, total = self._softmax_block(
-                        i, bars, stats, scores, problem, row, block, begin, end, reference, total,
-                        block_count, stats_count, False, self.mask == LOCAL, True,
-                    )  # fmt: skip
-                    block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
-            while block >= blocks.inner_begin:
-                reference, total = self._softmax_block(
-                    i, bars, stats, scores, problem, row, block, begin, end, reference, total,
-                    block_count, stats_count, False, False, False,
-                )  # fmt: skip
+            while block >= blocks.begin:
+                arch.mbarrier_wait(bars.s_full + i, block_count & 1)
+                fence_after_wait()
+                values = self._load_scores(scores, row)
+                if (block >= blocks.inner_end) | (block < blocks.inner_begin):
+                    first_key = block * self.tile_n
+                    score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
+                reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
+                self._send_stats(i, bars, stats, row, stats_count, factor, reference)
+                safe = Float32(0.0) if reference == -Float32.inf else reference
+                self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
+                total = total * factor + score_rows.row_sum(values)
                 block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
-            if const_expr(self.mask == LOCAL):
-                while block >= blocks.begin:
-                    reference, total = self._softmax_block(
-                        i, bars, stats, scores, problem, row, block, begin, end, reference, total,
-                        block_count, stats_count, False, True, False,
-                    )  # fmt: skip
-                    block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
-            self._send_stats(i, bars, stats, row, stats_count, total, reference, True)
+            self._send_stats(i, bars, stats, row, stats_count, total, reference)
             stats_count = stats_count + 1
             index = index + arch.grid_dim()[0]
 
@@ -578,34 +583,17 @@ class ForwardSm100:
         return begin, end
 
     @cute.jit
-    def _softmax_block(
-        self, i: cutlass.Constexpr[int], bars, stats, scores, problem, row, block, begin, end, reference, total,
-        block_count, stats_count, is_first: cutlass.Constexpr[bool], has_begin: cutlass.Constexpr[bool],
-        has_end: cutlass.Constexpr[bool],
-    ):  # fmt: skip
-        """S -> P of one block; returns the row's new (reference, sum)."""
-        arch.mbarrier_wait(bars.s_full + i, block_count & 1)
-        fence_after_wait()
+    def _load_scores(self, scores, row):
+        """The scores of a row in registers."""
         load, source = correction.row_copies(scores, score_rows.FRAGMENT, row, False)
         values = cute.make_rmem_tensor((self.tile_n,), Float32)
         for piece in cutlass.range_constexpr(self.tile_n // score_rows.FRAGMENT):
-            target = cute.make_tensor(values.iterator + piece * score_rows.FRAGMENT, cute.make_layout(((score_rows.FRAGMENT, 1), 1)))
-            cute.copy(load, source[None, None, piece], target)
+            cute.copy(load, source[None, None, piece], _piece(values, piece, score_rows.FRAGMENT))
         arch.fence_view_async_tmem_load()
-        first_key = block * self.tile_n
-        score_rows.mask_row(values, begin - first_key, end - first_key, has_begin, has_end)
-        if const_expr(is_first):
-            reference = score_rows.row_max(values)
-            factor = Float32(0.0)
-        else:
-            reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
-            self._send_stats(i, bars, stats, row, stats_count, factor, reference, False)
-        safe = Float32(0.0) if reference == -Float32.inf else reference
-        self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
-        return reference, total * factor + score_rows.row_sum(values)
+        return values
 
     @cute.jit
-    def _store_probabilities(self, i: cutlass.Constexpr[int], bars, scores, values, row, reference_log2, scale_log2):
+    def _store_probabilities(self, i, bars, scores, values, row, reference_log2, scale_log2):
         """exp2 and conversion a fragment at a time, into the upper half of the score columns."""
         half = score_rows.FRAGMENT // 2
         packed = cute.make_tensor(
@@ -617,10 +605,8 @@ class ForwardSm100:
         for piece in cutlass.range_constexpr(pieces):
             score_rows.probabilities(values, piece * score_rows.FRAGMENT, reference_log2, scale_log2, *self.exp2)
             converted = cute.make_rmem_tensor((score_rows.FRAGMENT,), self.dtype)
-            chunk = cute.make_tensor(values.iterator + piece * score_rows.FRAGMENT, cute.make_layout(score_rows.FRAGMENT))
-            converted.store(chunk.load().to(self.dtype))
-            words = cute.recast_tensor(converted, Float32)
-            cute.copy(store, cute.make_tensor(words.iterator, cute.make_layout(((half, 1), 1))), target[None, None, piece])
+            converted.store(_piece(values, piece, score_rows.FRAGMENT).load().reshape(converted.shape).to(self.dtype))
+            cute.copy(store, _piece(cute.recast_tensor(converted, Float32), 0, half), target[None, None, piece])
             if const_expr(piece >= pieces * 3 // 4 - 1):
                 arch.fence_view_async_tmem_store()
                 fence_before_arrive()
@@ -637,13 +623,12 @@ class ForwardSm100:
             arch.mbarrier_arrive(barrier)
 
     @cute.jit
-    def _send_stats(self, i: cutlass.Constexpr[int], bars, stats, row, count, value, reference, is_last: cutlass.Constexpr[bool]):
-        """Hand a row's rescale factor, or at the end its sum and reference, to the correction warp of the same rows."""
+    def _send_stats(self, i, bars, stats, row, count, value, reference):
+        """Hand a row's rescale factor, or at the end its sum, with its reference to the correction warp of these rows."""
         place = i * WARPS_PER_TILE + row // 32
         arch.mbarrier_wait(bars.stats_empty + place, (count & 1) ^ 1)
         stats[row, i, 0] = value
-        if const_expr(is_last):
-            stats[row, i, 1] = reference
+        stats[row, i, 1] = reference
         self._arrive_warp(bars.stats_full + place)
 
     # --- correction -------------------------------------------------------------------------------------------------
@@ -657,7 +642,9 @@ class ForwardSm100:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             for i in cutlass.range_constexpr(NUM_TILES):
+                self._receive_stats(i, bars, stats, row, stats_count)
                 self._arrive_warp(bars.p_ready + i)
+            stats_count = stats_count + 1
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
                 for i in cutlass.range_constexpr(NUM_TILES):
@@ -699,8 +686,7 @@ class ForwardSm100:
         load, source = correction.row_copies(accumulator, correction.RESCALE_COLUMNS, row, False)
         for piece in cutlass.range_constexpr(self.head_dim_v // correction.RESCALE_COLUMNS):
             values = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), Float32)
-            cute.copy(load, source[None, None, piece],
-                      cute.make_tensor(values.iterator, cute.make_layout(((correction.RESCALE_COLUMNS, 1), 1))))
+            cute.copy(load, source[None, None, piece], _piece(values, 0, correction.RESCALE_COLUMNS))
             arch.fence_view_async_tmem_load()
             for j in cutlass.range_constexpr(0, correction.RESCALE_COLUMNS, 2):
                 values[j], values[j + 1] = arch.mul_packed_f32x2((values[j], values[j + 1]), (factor, factor))

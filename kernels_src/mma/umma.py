@@ -13,7 +13,9 @@ from cutlass.cute.nvgpu import tcgen05
 
 
 @cute.jit
-def multiply(mma, accumulator, fragment_a, fragment_b, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int], accumulate):
+def multiply(
+    mma, accumulator, fragment_a, fragment_b, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int], accumulate
+):
     """accumulator (+)= A B over the k-steps [begin, end); the first of them overwrites unless `accumulate`.
 
     Args:
@@ -54,5 +56,3 @@ def commit(barrier):
     """Arrive once on `barrier` when every product issued so far is complete. The whole warp calls."""
     with arch.elect_one():
         tcgen05.commit(barrier)
-
-

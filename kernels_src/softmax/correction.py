@@ -41,9 +41,7 @@ def rescale(accumulator, factor: Float32, thread_row):
         cute.copy(load, source[None, None, piece], registers)
         arch.fence_view_async_tmem_load()
         for i in cutlass.range_constexpr(0, RESCALE_COLUMNS, 2):
-            registers[i], registers[i + 1] = arch.mul_packed_f32x2(
-                (registers[i], registers[i + 1]), (factor, factor)
-            )
+            registers[i], registers[i + 1] = arch.mul_packed_f32x2((registers[i], registers[i + 1]), (factor, factor))
         cute.copy(store, registers, target[None, None, piece])
     arch.fence_view_async_tmem_store()
 

@@ -59,8 +59,14 @@ def update_max(old_max: Float32, scores, scale_log2: Float32, threshold: cutlass
 
 
 @cute.jit
-def probabilities(scores, begin: cutlass.Constexpr[int], reference_log2: Float32, scale_log2: Float32,
-                  frequency: cutlass.Constexpr[int], first_fragment: cutlass.Constexpr[int]):
+def probabilities(
+    scores,
+    begin: cutlass.Constexpr[int],
+    reference_log2: Float32,
+    scale_log2: Float32,
+    frequency: cutlass.Constexpr[int],
+    first_fragment: cutlass.Constexpr[int],
+):
     """scores[begin : begin + FRAGMENT] = 2^(score * scale_log2 - reference_log2), in place.
 
     Args:
