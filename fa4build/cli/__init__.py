@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": ("explain", "Tell everything known about one variant."),
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),
     "bundle": ("bundle", "Wheels, index, digests and checks for machines without a network."),
+    "coverage": ("coverage", "Prove that packs answer every problem, or say why not."),
     "key": ("key", "Make and show keys that sign packs and bundles."),
     "cache": ("cache", "Look after the cache of compiled kernels."),
     "numerics": ("numerics", "Reproduce the published figures behind the design."),

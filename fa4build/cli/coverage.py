@@ -1,0 +1,63 @@
+"""`fa4build coverage`: whether packs are closed: every problem has a kernel or a reason, every kernel a problem."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fa4build.cli.common import json_option, print_json, selection, selection_options
+
+if TYPE_CHECKING:
+    from fa4build.coverage import Coverage
+
+_SHOWN = 10
+
+
+@click.command("coverage")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@selection_options
+@json_option
+def command(
+    files: tuple[Path, ...], arches: tuple[str, ...], globs: tuple[str, ...], spec: Path | None, as_json: bool
+) -> int:
+    """Prove that packs are closed.
+
+    FILES are pack wheels, pack directories, directories of wheels or bundles; default: dist. The runtime's dispatcher
+    is asked about every combination of axis values: each must map to a kernel that computes it, or to a reason why
+    there is none. Kernels that nothing reaches, and written ones that are absent, are errors. A selection says what
+    must be there besides.
+
+    \b
+    Examples:
+      fa4build coverage
+      fa4build coverage dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
+      fa4build coverage out/ --arch sm90 --arch sm100
+    """
+    from fa4build.coverage import cover, installed_form
+    from fa4build.errors import CoverageError
+    from fa4build.variants import expand_matrix
+
+    wanted = expand_matrix(selection(arches, globs, spec)) if arches or globs or spec else ()
+    coverage = cover(installed_form(files or (Path("dist"),)), wanted)
+    if as_json:
+        print_json(coverage.as_dict())
+    else:
+        _print(coverage)
+    return 0 if coverage.is_closed else CoverageError.exit_code
+
+
+def _print(coverage: "Coverage") -> None:
+    served = sum(coverage.served.values())
+    click.echo(f"{coverage.num_problems} problems; packs for {', '.join(coverage.targets)}")
+    click.echo(f"{served:7} served by {len(coverage.served)} kernels")
+    for reason, count in coverage.refused.items():
+        click.echo(f"{count:7} refused: {reason}")
+    click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
+    click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
+    click.echo(f"{coverage.missing_problems:7} missing from the packs")
+    for what, names in (("missing", coverage.missing), ("orphan", coverage.orphans), ("wrong", coverage.wrong)):
+        for name in names[:_SHOWN]:
+            click.echo(f"{what}: {name}")
+        if len(names) > _SHOWN:
+            click.echo(f"{what}: and {len(names) - _SHOWN} more")
+    click.echo("closed" if coverage.is_closed else "NOT closed")

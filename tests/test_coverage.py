@@ -1,0 +1,156 @@
+"""Contract of the closure proof.
+
+Every problem of the declared domain is counted once: served by a kernel that computes it, or refused for a reason. A
+written variant that no pack holds, an entry that nothing reaches, and an answer of another meaning make the packs not
+closed, each by name. The dispatcher that is asked is the runtime's own.
+"""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from fa4build import cli
+from fa4build.arch import ARCHES, arch_named
+from fa4build.coverage import _domain, cover, installed_form, narrowed, problem_of
+from fa4build.errors import CoverageError
+from fa4build.pack import Artifact, build_pack, write_pack
+from fa4build.runtime.fa4_kernels.abi import ABI_HASH
+from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
+from fa4build.runtime.fa4_kernels.packs import Pack
+from fa4build.variants import valid_variants, variant_axes, written_variants
+from tests.artifacts import TOOLCHAIN, made_up_artifact
+
+ARCH = arch_named("sm90")
+WRITTEN = tuple(variant for variant in written_variants() if variant.arch == ARCH.name)
+
+
+def artifact_of(variant, **axes: object) -> Artifact:
+    """A made-up compile of a variant, its axes as the builder writes them unless changed."""
+    model = made_up_artifact()
+    facts = dataclasses.replace(
+        model.facts, id=variant.id, op=variant.op, target=ARCH.target, axes={**variant_axes(variant), **axes}
+    )
+    return dataclasses.replace(model, facts=facts, cubin=model.cubin + variant.id.encode())
+
+
+def packed(artifacts: list[Artifact], directory: Path) -> tuple[Pack, ...]:
+    """A pack of these as the runtime sees it."""
+    pack = build_pack(artifacts, pack="fa4-kernels-sm90a", version="0.1.0", abi=ABI_HASH, toolchain=TOOLCHAIN)
+    return installed_form([write_pack(pack, directory)])
+
+
+def test_the_complete_pack_is_closed(tmp_path: Path) -> None:
+    """Every written variant serves at least its own problem, and the counts add up to the domain."""
+    coverage = cover(packed([artifact_of(variant) for variant in WRITTEN], tmp_path))
+    without = (coverage.unwritten_problems, coverage.missing_problems, coverage.other_targets)
+
+    assert coverage.is_closed
+    assert set(coverage.served) == {variant.id for variant in WRITTEN}
+    assert sum(coverage.served.values()) + sum(coverage.refused.values()) + sum(without) == coverage.num_problems
+    assert coverage.missing_problems == 0
+    assert coverage.targets == ("sm_90a",)
+
+
+def test_every_valid_variant_is_in_the_domain() -> None:
+    """As the answer to its own problem on its own target."""
+    domain = _domain()
+    arches = {arch.name: arch for arch in ARCHES}
+
+    assert all(variant in domain[arches[variant.arch], problem_of(variant)][0] for variant in valid_variants())
+
+
+def test_every_refusal_has_a_reason() -> None:
+    """A problem without valid variants has at least one reason of the rule table."""
+    assert all(valid or (reasons and all(reasons)) for valid, reasons in _domain().values())
+
+
+def test_what_is_absent_is_named(tmp_path: Path) -> None:
+    """One kernel left out of the pack of its target."""
+    coverage = cover(packed([artifact_of(variant) for variant in WRITTEN[1:]], tmp_path))
+
+    assert not coverage.is_closed
+    assert coverage.missing == (WRITTEN[0].id,)
+    assert coverage.missing_problems == 1
+
+
+def test_what_was_asked_for_is_named_on_any_target(tmp_path: Path) -> None:
+    """Requested though there is no pack for it; not requested, it is another target's business."""
+    packs = packed([artifact_of(variant) for variant in WRITTEN], tmp_path)
+    other = next(variant for variant in valid_variants() if variant.arch == "sm103a")
+
+    assert cover(packs).missing == ()
+    assert set(cover(packs, [other]).missing) <= {other.id}
+    assert cover(packs, WRITTEN).is_closed
+
+
+def test_an_entry_that_nothing_reaches_is_an_orphan(tmp_path: Path) -> None:
+    """Two entries of one meaning: the dispatcher always takes the first by id, so the other is dead weight."""
+    second = dataclasses.replace(artifact_of(WRITTEN[0]).facts, id=WRITTEN[0].id + "-zzz")
+    copies = [
+        *(artifact_of(variant) for variant in WRITTEN),
+        dataclasses.replace(artifact_of(WRITTEN[0]), facts=second),
+    ]
+    coverage = cover(packed(copies, tmp_path))
+
+    assert coverage.orphans == (WRITTEN[0].id + "-zzz",)
+    assert not coverage.is_closed
+
+
+def test_an_answer_of_another_meaning_is_wrong(tmp_path: Path) -> None:
+    """An entry whose axes say something else than its id."""
+    by_mask = {v.mask: v for v in WRITTEN if (v.dtype, v.head_dim, v.head_dim_v) == ("bf16", 128, 128)}
+    causal, full = by_mask["causal"], by_mask["full"]
+    others = [artifact_of(variant) for variant in WRITTEN if variant not in (causal, full)]
+    coverage = cover(packed([*others, artifact_of(causal, mask="full")], tmp_path))
+
+    assert coverage.wrong == (f"{problem_of(full)} on sm_90a: {causal.id}",)
+    assert coverage.missing_problems == 1  # the causal one has no kernel left
+    assert not coverage.is_closed
+
+
+def test_narrowing_changes_no_answer(tmp_path: Path) -> None:
+    """300 problems drawn with the seed 2: the whole packs and the narrowed ones give the same entry."""
+    packs = packed([artifact_of(variant) for variant in WRITTEN], tmp_path)
+    index = narrowed(packs)
+    for arch, problem in random.Random(2).sample(list(_domain()), 300):
+        device = Device(name="", compute_capability=arch.compute_capability)
+        few = dispatch(problem, device, index.get((arch.target, problem.op, problem.head_dim), ()))
+
+        assert dispatch(problem, device, packs).entry == few.entry
+
+
+def test_features_that_no_kernel_can_have_are_refused_by_name(tmp_path: Path) -> None:
+    """Arguments of a call that no axis stands for: never ignored."""
+    packs = packed([artifact_of(variant) for variant in WRITTEN], tmp_path)
+    device = Device(name="", compute_capability=ARCH.compute_capability)
+    for feature in ("qv", "gather_kv_indices", "score_mod", "mask_mod", "aux_tensors", "block_sparsity"):
+        problem = Problem(dtype="bf16", head_dim=128, head_dim_v=128, features=frozenset({feature}))
+        decision = dispatch(problem, device, packs)
+
+        assert decision.entry is None
+        assert f"call without {feature}" in str(decision)
+
+
+def test_files_without_a_pack_are_an_error(tmp_path: Path) -> None:
+    """An empty directory of wheels."""
+    with pytest.raises(CoverageError, match="no pack of our own kernels"):
+        installed_form([tmp_path])
+
+
+@pytest.mark.parametrize(("left_out", "code"), [(0, 0), (1, 13)], ids=["closed", "one missing"])
+def test_the_command_says_so_by_its_exit_code(tmp_path: Path, capsys, left_out: int, code: int) -> None:
+    """And names what is missing; JSON has the same facts."""
+    packed([artifact_of(variant) for variant in WRITTEN[left_out:]], tmp_path)
+    for arguments in ((), ("--json",)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["coverage", str(tmp_path / "fa4_kernels_sm90a"), *arguments])
+        out = capsys.readouterr().out
+        assert ended.value.code == code
+        if arguments:
+            assert json.loads(out)["missing"] == [variant.id for variant in WRITTEN[:left_out]]
+        else:
+            assert ("NOT closed" in out) == bool(left_out)
+            assert all(f"missing: {variant.id}" in out for variant in WRITTEN[:left_out])
