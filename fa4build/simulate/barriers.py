@@ -1,5 +1,6 @@
-"""mbarriers, named barriers, the cluster barrier, fences and register budgets. Source: ptx-semantics 7; PTX ISA
-9.7.13, 9.7.19.5.
+"""mbarriers, named barriers, the cluster barrier, fences and register budgets.
+
+Source: ptx-semantics 7; PTX ISA 9.7.13, 9.7.19.5.
 """
 
 from collections import Counter, deque
@@ -222,8 +223,9 @@ def _expect(b, ins, match):
 
 @system(r"mbarrier\.(try_wait|test_wait)\.parity(?:\.acquire\.(?:cta|cluster))?\.(?:shared|shared::cta)\.b64")
 def _try_wait(b, ins, match):
-    """With a time hint it blocks until the phase is over. Without, it reports the truth; a repeated miss becomes a
-    wait.
+    """With a time hint it blocks until the phase is over.
+
+    Without, it reports the truth; a repeated miss becomes a wait.
     """
     put, address, parity = b.put(ins.operands[0], "p"), b.address(ins.operands[1], 32), b.get(ins.operands[2], "u32")
     blocks = len(ins.operands) == 4
@@ -252,9 +254,18 @@ def _try_wait(b, ins, match):
             _observe(g, mask, barrier, want, b)
             put(g, mask, np.ones(g.lanes, bool))
 
-        return Wait(
-            lambda: (barrier.phase & 1) != want, lambda: _describe(barrier, want), finish, lambda: set(barrier.sources)
-        )
+        blocked_in = barrier.phase
+
+        def ready() -> bool:
+            if barrier.phase >= blocked_in + 2:
+                raise b.fault(
+                    f"waits for the end of phase {blocked_in} of mbarrier {barrier.name}, which is in phase "
+                    f"{barrier.phase} "
+                    "by now: a waiter two phases late sees the parity it waits for as not reached"
+                )
+            return barrier.phase > blocked_in
+
+        return Wait(ready, lambda: _describe(barrier, want), finish, lambda: set(barrier.sources))
 
     return run
 

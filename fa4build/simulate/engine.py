@@ -1,9 +1,8 @@
 """Asynchronous operations as objects in queues, performed when the schedule says so.
 
-An operation has stages (for a bulk store: read the source, then write the destination). Operations of one queue
-run in order;
-queues are independent. Schedules: `eager` performs at issue, `late` only when nothing else can run, `random`
-(seeded) in between.
+An operation has stages (for a bulk store: read the source, then write the destination). Operations of one queue run
+in order; queues are independent. Schedules: `eager` performs at issue, `late` only when nothing else can run,
+`random` (seeded) in between.
 """
 
 import random

@@ -1,9 +1,8 @@
 """A gang: warps of one CTA that run in lockstep, as one set of lanes.
 
-A CTA starts as one gang of all its warps. Where warps take different ways the gang splits by warp; where lanes of
-a warp
-do, the gang keeps a reconvergence stack (immediate post-dominators). Gangs that meet again are merged. Lockstep is one
-legal interleaving of the warps, and one numpy operation then serves up to 16 warps.
+A CTA starts as one gang of all its warps. Where warps take different ways the gang splits by warp; where lanes of a
+warp do, the gang keeps a reconvergence stack (immediate post-dominators). Gangs that meet again are merged. Lockstep
+is one legal interleaving of the warps, and one numpy operation then serves up to 16 warps.
 """
 
 import numpy as np

@@ -21,10 +21,14 @@ INSTRUCTION_LIMIT = (
 class SimLaunch:
     """A launch with its parameter block as bytes.
 
-    grid, block, cluster: extents. smem: dynamic shared bytes. parameters: the kernel's parameter block.
-    registers: registers a thread at launch (None: setmaxnreg budgets are not checked).
-    shared_names: (name, start, size, stride) of shared fields relative to the dynamic base, for reports.
-    by_warp: start with one gang per warp instead of lockstep.
+    Attributes:
+        grid, block, cluster: extents.
+        smem: dynamic shared bytes.
+        parameters: the kernel's parameter block.
+        registers: registers a thread at launch (None: setmaxnreg budgets are not checked).
+        shared_names: (name, start, size, stride) of shared fields relative to the dynamic base, for reports.
+        by_warp: start with one gang per warp instead of lockstep.
+        tensor_maps: maps decoded so far, by address.
     """
 
     kernel: str

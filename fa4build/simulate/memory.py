@@ -211,6 +211,43 @@ def _stored(e, operand, kind: str) -> str:
     return e.src(operand, kind)
 
 
+@system(rf"(ld|st)\.shared::cluster(?:\.v([24]))?\.{_TYPE}")
+def _remote(b, ins, match):
+    """Loads and stores of any CTA's shared memory in the cluster, lane by lane."""
+    is_load = match[1] == "ld"
+    size = int(match[3][1:]) // 8
+    place, data = (ins.operands[1], ins.operands[0]) if is_load else (ins.operands[0], ins.operands[1])
+    address = b.address(place, 32)
+    elements = [b.put(e, f"u{8 * size}") if is_load else b.get(e, f"u{8 * size}") for e in _elements(data)]
+
+    def run(g, mask) -> None:
+        a = address(g)
+        values = [np.zeros(g.lanes, f"u{size}") if is_load else read(g) for read in elements]
+        for lane in active_lanes(g, mask).tolist():
+            cta, offset = _remote_cta(b, g, int(a[lane]), size * len(elements))
+            for k, value in enumerate(values):
+                index = (offset + k * size) // size
+                if is_load:
+                    value[lane] = cta.shared[size][index]
+                else:
+                    cta.shared[size][index] = value[lane]
+        if is_load:
+            for write, value in zip(elements, values, strict=True):
+                write(g, mask, value)
+
+    return run
+
+
+def _remote_cta(b, g, address: int, size: int):
+    rank, offset = address >> RANK_SHIFT, address & 0xFFFFFF
+    ctas = g.cta.cluster.ctas
+    if rank >= len(ctas) or not SHARED_BASE <= offset <= ctas[rank].shared_limit - size:
+        raise b.fault(f"shared::cluster access of {size} bytes at 0x{address:x} is outside the cluster's shared memory")
+    if address % size:
+        raise b.fault(f"shared::cluster access of {size} bytes at misaligned address 0x{address:x}")
+    return ctas[rank], offset
+
+
 @fused(r"mapa\.shared::cluster\.u32")
 def _mapa(e, ins, match) -> None:
     d, a, rank = ins.operands

@@ -1,8 +1,8 @@
 """The opcode table: which rule executes an exact opcode string. What is in no table is a `SimulationError`.
 
 Two kinds of rule. *Fused* rules write numpy expressions into the generated source of a straight-line run. *System*
-rules
-make a closure `fn(gang, mask)` for what touches barriers, engines or the scheduler; it may return a `Wait` or `Split`.
+rules make a closure `fn(gang, mask)` for what touches barriers, engines or the scheduler; it may return a `Wait` or
+`Split`.
 """
 
 import re

@@ -1,6 +1,6 @@
 """From a launch plan and named arrays to a run: the ABI of the product is what the simulator is launched through."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -83,12 +83,20 @@ def legal_strides(param: TensorMapParam) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def plan_inputs(plan: LaunchPlan, memory: GlobalMemory, arrays: Mapping[str, np.ndarray], scalars: Mapping) -> dict:
+def plan_inputs(
+    plan: LaunchPlan,
+    memory: GlobalMemory,
+    arrays: Mapping[str, np.ndarray],
+    scalars: Mapping,
+    *,
+    unwritten: Collection[str] = (),
+) -> dict:
     """Registers arrays in `memory` and returns the inputs of `evaluate`.
 
     Args:
-        arrays: by argument name; strides in elements are read from them. Names in the plan that are absent are an
-        error. scalars: scalar arguments and device facts (`dev.sm_count`, ...) by name.
+        arrays: by argument name; strides in elements are read from them. A name of the plan that is absent is an error.
+        scalars: scalar arguments and device facts (`dev.sm_count`, ...) by name.
+        unwritten: tensors that hold nothing yet; reading them before they are written is a finding when checks are on.
     """
     inputs: dict = dict(scalars)
     for arg in plan.args:
@@ -98,6 +106,8 @@ def plan_inputs(plan: LaunchPlan, memory: GlobalMemory, arrays: Mapping[str, np.
             raise SimulationError(f"the plan has a tensor argument {arg.name!r}; arrays given: {', '.join(arrays)}")
         array = arrays[arg.name]
         inputs[f"{arg.name}.ptr"] = memory.add_view(arg.name, array)
+        if arg.name in unwritten:
+            memory.mark_unwritten(inputs[f"{arg.name}.ptr"])
         for i, extent in enumerate(array.shape):
             inputs[f"{arg.name}.shape[{i}]"] = extent
             inputs[f"{arg.name}.stride[{i}]"] = array.strides[i] // array.itemsize
@@ -105,7 +115,13 @@ def plan_inputs(plan: LaunchPlan, memory: GlobalMemory, arrays: Mapping[str, np.
 
 
 def simulate(
-    plan: LaunchPlan, ptx: str, arrays: Mapping[str, np.ndarray], scalars: Mapping, **options
+    plan: LaunchPlan,
+    ptx: str,
+    arrays: Mapping[str, np.ndarray],
+    scalars: Mapping,
+    *,
+    unwritten: Collection[str] = (),
+    **options,
 ) -> tuple[RunReport, ...]:
     """Evaluates a plan for concrete arrays and runs all its launches; outputs appear in the arrays.
 
@@ -114,13 +130,14 @@ def simulate(
         ptx: the PTX that the cubin was made from.
         arrays: host arrays by argument name (16-bit floats as u16 bits, fp8 as u8 bits).
         scalars: scalar arguments and device facts by name.
+        unwritten: outputs; see `plan_inputs`.
         options: of `simulate_launch`.
 
     Raises:
         SimulationError: the kernel misbehaves, a guard fails, or plan and PTX disagree.
     """
     memory = GlobalMemory()
-    inputs = plan_inputs(plan, memory, arrays, scalars)
+    inputs = plan_inputs(plan, memory, arrays, scalars, unwritten=unwritten)
     reports = []
     for launch in evaluate(plan, inputs):
         if not launch.is_empty:

@@ -55,7 +55,7 @@ class Scheduler:
             if gang.dead or gang.paused:
                 continue
             if gang.wait is not None:
-                if not gang.wait.ready():
+                if not self._is_ready(gang):
                     continue
                 if gang.wait.resume == RENDEZVOUS:
                     gang = self._join_waiting(gang)
@@ -64,6 +64,12 @@ class Scheduler:
             self._run_gang(gang)
             progress = True
         return progress
+
+    def _is_ready(self, gang: Gang) -> bool:
+        try:
+            return gang.wait.ready()
+        except Fault as fault:
+            raise self._located(gang, fault) from fault
 
     def _resume(self, gang: Gang) -> None:
         wait, gang.wait = gang.wait, None
@@ -161,9 +167,11 @@ class Scheduler:
 
 
 def place(gang: Gang) -> str:
-    """`CTA (0, 0, 0), warps 0-3 (role: line 120)`."""
+    """`CTA (0, 0, 0), role of line 118, warps 0-3`: a role is named by the PTX line at which its warps branched
+    apart.
+    """
     warps = [w.index for w in gang.warps]
     span = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]}-{warps[-1]}"
     role = gang.warps[0].role
-    note = f" (role: branch to line {role})" if role is not None else ""
-    return f"CTA {gang.cta.ctaid}, {span}{note}"
+    note = f"role of line {role}, " if role is not None else ""
+    return f"CTA {gang.cta.ctaid}, {note}{span}"

@@ -3,6 +3,8 @@
 Loads and stores of tensor memory happen at issue; MMAs and commits are one in-order queue per issuing warp.
 """
 
+import re
+
 import numpy as np
 
 from fa4build.errors import SimulationError
@@ -358,6 +360,54 @@ def _footprint(ctas, desc, a_desc, b_desc, blocks, keeps, from_tmem, group):
             reads.append(("tmem", cta, (0, desc.m // group, a_desc & 0xFFFF, 8)))
     cells = [("tmem", ctas[x.cta], (x.lane, x.num_rows, x.column, x.num_cols)) for x in blocks]
     return (reads + cells if keeps else reads), cells
+
+
+_COPY_SHAPES = {
+    "128x256b": (128, 32, ((0, 0),)),
+    "128x128b": (128, 16, ((0, 0),)),
+    # rows 0-31 of the source to the quarters of the first list, rows 32-63 to those of the second
+    "64x128b.warpx2::02_13": (64, 16, ((0, 0), (0, 2), (1, 1), (1, 3))),
+    "64x128b.warpx2::01_23": (64, 16, ((0, 0), (0, 1), (1, 2), (1, 3))),
+    "32x128b.warpx4": (32, 16, ((0, 0), (0, 1), (0, 2), (0, 3))),
+}
+
+
+@system(r"tcgen05\.cp\.cta_group::([12])\.(" + "|".join(map(re.escape, _COPY_SHAPES)) + ")")
+def _copy(b, ins, match):
+    """Rows of shared memory (K-major descriptor) to tensor memory, in order with the MMAs. From documentation only."""
+    group = int(match[1])
+    rows, size, parts = _COPY_SHAPES[match[2]]
+    address, source = b.address(ins.operands[0], 32), b.get(ins.operands[1], "u64")
+
+    def run(g, mask) -> None:
+        lane = one_thread(b, g, mask)
+        descriptor = _guarded(b, decode_tcgen05, int(source(g)[lane]))
+        column = int(address(g)[lane]) & 0xFFFF
+        ctas = pair_of(b, g.cta, group)
+        for cta in ctas:
+            _join_group(b, cta, group).require(column, size // 4, b)
+
+        def work() -> None:
+            for cta in ctas:
+                data = load_matrix(cta.shared[1], descriptor, rows, size, 1, "k")
+                words = np.ascontiguousarray(data).view(np.uint32)
+                cells = tensor_memory(cta).cells
+                if rows == tmem.LANES:
+                    cells[:, column : column + size // 4] = words
+                    continue
+                for part, quarter in parts:
+                    cells[WARP * quarter : WARP * quarter + WARP, column : column + size // 4] = words[
+                        WARP * part : WARP * part + WARP
+                    ]
+
+        op = AsyncOp(f"tcgen05.cp at line {b.line}", [work])
+        reads = [("smem", c, np.unique(operand_units(descriptor, rows, size, 1, "k"))) for c in ctas]
+        writes = [("tmem", c, (0, tmem.LANES, column, size // 4)) for c in ctas]
+        warp = g.warps[lane // WARP]
+        observe_issue(b, g, warp, op, "mma", reads, writes)
+        g.cta.cluster.engine.submit(op, ("tcgen05", id(g.cta), warp.index))
+
+    return run
 
 
 @system(r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one(?:\.shared::cluster)?(\.multicast::cluster)?\.b64")

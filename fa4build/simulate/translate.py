@@ -33,8 +33,9 @@ class Node:
 
 
 class Program:
-    """An entry ready to run. `uniform[n]`, `masked[n]`: node functions; `helpers`: names the generated code may
-    call.
+    """An entry ready to run.
+
+    `uniform[n]`, `masked[n]`: node functions; `helpers`: names the generated code may call.
     """
 
     def __init__(self, function: Function, contract: bool):

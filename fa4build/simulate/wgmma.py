@@ -182,8 +182,9 @@ def _check_fence(b, g, regs, a_regs) -> None:
 
 
 class _Pending(AsyncOp):
-    """A wgmma that has not computed yet. `source`: accumulator input (array or an earlier pending one); `result`:
-    (64, N).
+    """A wgmma that has not computed yet.
+
+    `source`: accumulator input (array or an earlier pending one); `result`: (64, N).
     """
 
     __slots__ = ("regs", "result", "source", "warps")

@@ -146,6 +146,19 @@ def test_arrival_at_a_cta_that_has_exited_is_an_error():
         run(body, grid=2, cluster=2)
 
 
+def test_waiter_two_phases_late_is_an_error():
+    """One warp waits for phase 0 while another ends phases 0 and 1 before it looks: the parity is back where it was."""
+    body = (
+        INIT.format(count=32)
+        + "setp.ge.s32 %p3, %r0, 32; @%p3 bra OTHER; bar.arrive 1, 64;"
+        + _wait(0)
+        + "bra.uni OUT; OTHER: bar.sync 1, 64; mbarrier.arrive.shared.b64 %rd9, [%r5];"
+        "mbarrier.arrive.shared.b64 %rd9, [%r5]; OUT:"
+    )
+    with pytest.raises(SimulationError, match=r"waits for the end of phase 0 of mbarrier smem\+0, which is in phase 2"):
+        run(body, threads=64)
+
+
 def test_missing_bytes_are_a_deadlock_with_the_byte_count():
     """expect_tx of 64 bytes that no copy brings."""
     body = (

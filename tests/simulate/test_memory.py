@@ -2,12 +2,14 @@
 and warp.
 """
 
+import struct
+
 import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import GlobalMemory
-from tests.simulate.ptx_snippets import lane0, result, run
+from fa4build.simulate import GlobalMemory, SimLaunch, run_launch
+from tests.simulate.ptx_snippets import lane0, result, run, text_of
 
 
 def test_shared_round_trip_through_another_lane():
@@ -113,3 +115,38 @@ def test_parameter_reads_are_bounded():
     """A load past the end of a parameter is an error of the PTX."""
     with pytest.raises(SimulationError, match="reads past the end of snippet_data"):
         run("ld.param.b64 %rd9, [snippet_data+4];")
+
+
+def test_shared_memory_of_another_cta():
+    """Rank 0 reads and writes rank 1's words through shared::cluster."""
+    body = (
+        "mov.b32 %r5, smem; shl.b32 %r6, %r0, 2; add.s32 %r6, %r6, %r5; mov.u32 %r10, %cluster_ctarank;"
+        "mad.lo.s32 %r7, %r10, 100, %r0; st.shared.b32 [%r6], %r7; barrier.cluster.arrive; barrier.cluster.wait;"
+        "xor.b32 %r11, %r10, 1; mapa.shared::cluster.u32 %r12, %r6, %r11; ld.shared::cluster.b32 %r9, [%r12];"
+        "st.shared::cluster.b32 [%r12+128], %r9; barrier.cluster.arrive; barrier.cluster.wait; ld.shared.b32 "
+        "%r13, [%r6+128];" + result(0, "%r9") + result(1, "%r13")
+    )
+    out = run(body, grid=2, cluster=2, words=2)
+
+    assert out[3].tolist() == [103, 3]
+    assert out[35].tolist() == [3, 103]
+
+
+def test_reading_an_output_before_it_is_written_is_a_finding():
+    """A buffer marked unwritten: reading it first is R9, reading what was written is fine."""
+    text = text_of("ld.global.b32 %r9, [%rd2];")
+    for body, is_faulty in (
+        (text, True),
+        (text.replace("ld.global.b32 %r9", "st.global.b32 [%rd2], %r0; ld.global.b32 %r9"), False),
+    ):
+        memory = GlobalMemory()
+        data = memory.add("data", np.zeros(8, np.uint32))
+        memory.mark_unwritten(data)
+        launch = SimLaunch(
+            kernel="snippet", grid=(1, 1, 1), block=(32, 1, 1), smem=64, parameters=struct.pack("<3Q", data, data, data)
+        )
+        if is_faulty:
+            with pytest.raises(SimulationError, match=r"R9 .*reads data at byte 0, never written"):
+                run_launch(body, launch, memory, checks=True)
+        else:
+            run_launch(body, launch, memory, checks=True)

@@ -263,3 +263,34 @@ def test_tensor_memory_left_allocated_is_a_finding():
     """All columns must be freed before exit."""
     with pytest.raises(SimulationError, match=r"R6 CTA \(0, 0, 0\) exits with tensor memory not freed: \{0: 32\}"):
         run(_alloc(), threads=128, target=TARGET, checks=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "first_source_row"),
+    [
+        ("128x128b", (0, 32, 64, 96)),
+        ("32x128b.warpx4", (0, 0, 0, 0)),
+        ("64x128b.warpx2::02_13", (0, 32, 0, 32)),
+        ("64x128b.warpx2::01_23", (0, 0, 32, 32)),
+    ],
+)
+def test_copy_from_shared_memory(shape, first_source_row):
+    """tcgen05.cp: rows of 16 bytes to lanes; the narrow shapes repeat over the quarters of the lanes."""
+    columns = ", ".join(f"%r{40 + j}" for j in range(4))
+    body = (
+        _alloc() + "shl.b32 %r9, %r0, 4; add.s32 %r10, %r5, %r9; mul.lo.s32 %r11, %r0, 4; add.s32 %r12, %r11, 1; "
+        "add.s32 %r13, %r11, 2;"
+        "add.s32 %r14, %r11, 3; st.shared.v4.b32 [%r10+1024], {%r11, %r12, %r13, %r14}; "
+        "fence.proxy.async.shared::cta; bar.sync 0;"
+        + DESCRIPTORS.replace(str(LAYOUT), str((128 >> 4) << 32 | 1 << 46))
+        + f"@%p1 bra ISSUED; elect.sync _|%p4, -1; @!%p4 bra ISSUED; tcgen05.cp.cta_group::1.{shape} [%r7], %rd10;"
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5]; ISSUED:"
+        + WAIT
+        + f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {{{columns}}}, [%r8];"
+        + "".join(result(j, f"%r{40 + j}") for j in range(4))
+        + _free()
+    )
+    out = run(body, threads=128, words=4, smem=8192, target=TARGET, checks=True)
+
+    for quarter, row in enumerate(first_source_row):
+        assert out[32 * quarter + 5].tolist() == [4 * (row + 5) + j for j in range(4)]

@@ -1,8 +1,7 @@
 """Independent kernels in the simulator: the published flash-attn-4, compiled on the spot, must compute attention.
 
-They are known good on silicon, so one that fails points at the simulator. Parameters come from launch plans
-extracted from
-their host code. Errors are those of bf16 outputs near 1 (half an ulp: 0.004) and of the kernels' bf16 P and dS.
+They are known good on silicon, so one that fails points at the simulator. Parameters come from launch plans extracted
+from their host code. Errors are those of bf16 outputs near 1 (half an ulp: 0.004) and of the kernels' bf16 P and dS.
 """
 
 import importlib.util

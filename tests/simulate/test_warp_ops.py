@@ -136,8 +136,9 @@ def test_ldmatrix_is_the_inverse_of_stmatrix(transpose):
 
 
 def test_stmatrix_places_row_and_column():
-    """Lane t holds row t/4, columns 2(t%4), +1 of matrix j; lanes 8j..8j+7 give its rows. Row 1 begins with lane
-    4's register.
+    """Lane t holds row t/4, columns 2(t%4), +1 of matrix j; lanes 8j..8j+7 give its rows.
+
+    Row 1 begins with lane 4's register.
     """
     out = run(_matrix_body("", "", 2), words=3)
 

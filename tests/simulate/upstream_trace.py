@@ -1,8 +1,8 @@
 """Traces operators of the published flash-attn-4 package: what they compile and what they would launch, without a GPU.
 
 The package runs on fake CUDA tensors. `cute.compile` is wrapped: each compiled function is replaced by one that
-records its
-arguments; its launch plan is extracted as for our own kernels. Development only: nothing of it is committed or shipped.
+records its arguments; its launch plan is extracted as for our own kernels. Development only: nothing of it is
+committed or shipped.
 """
 
 import numpy as np

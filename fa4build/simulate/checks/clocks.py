@@ -1,10 +1,9 @@
 """Vector clocks of one cluster.
 
-A component is anything whose events are ordered by a plain count: the program of a warp, the phases of an mbarrier, the
-bulk copies, cp.async, wgmma or MMAs of a warp, its tensor-memory stores. An access stamped (component, count)
-happened before
-whoever's clock holds that component at count or more. Each warp has two clocks: G, everything before it, and P, the
-generic-proxy writes that the asynchronous proxy is known to see (`fence.proxy.async` sets P to G).
+A component is anything whose events are ordered by a plain count: the program of a warp, the phases of an mbarrier,
+the bulk copies, cp.async, wgmma or MMAs of a warp, its tensor-memory stores. An access stamped (component, count)
+happened before whoever's clock holds that component at count or more. Each warp has two clocks: G, everything before
+it, and P, the generic-proxy writes that the asynchronous proxy is known to see (`fence.proxy.async` sets P to G).
 Source: ptx-semantics 13.1 (the idea of Triton's ConSan, refined).
 """
 

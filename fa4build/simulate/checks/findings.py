@@ -32,9 +32,7 @@ class Findings:
             self.notes.append(text)
 
     def raise_if_any(self) -> None:
-        """Raises:
-        SimulationError: with every error found.
-        """
+        """Raises: SimulationError: with every error found."""
         if self.errors:
             more = f"\n  ... and {len(self.errors) - LIMIT} more" if len(self.errors) > LIMIT else ""
             listed = "\n  ".join(self.errors[:LIMIT])

@@ -46,8 +46,9 @@ def _successors(last: Instruction, stop: int, number: dict[int, int], exit_block
 
 
 def post_dominators(blocks: tuple[Block, ...]) -> tuple[int, ...]:
-    """Immediate post-dominator of every block; `len(blocks)` is the exit. Blocks that never reach the exit get the
-    exit.
+    """Immediate post-dominator of every block; `len(blocks)` is the exit.
+
+    Blocks that never reach the exit get the exit.
 
     Source: Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm", on the reversed graph.
     """

@@ -18,8 +18,9 @@ class Reg:
 
 @dataclass(frozen=True, slots=True)
 class Imm:
-    """An immediate. Integers keep their sign; a float immediate (`0fXXXXXXXX`, `0dXXXXXXXXXXXXXXXX`) keeps its
-    IEEE bits.
+    """An immediate.
+
+    Integers keep their sign; a float immediate (`0fXXXXXXXX`, `0dXXXXXXXXXXXXXXXX`) keeps its IEEE bits.
     """
 
     value: int
