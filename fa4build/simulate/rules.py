@@ -5,6 +5,7 @@ from fa4build.simulate import (  # noqa: F401
     atomics,
     barriers,
     cluster_launch_control,
+    fences,
     float_alu,
     integer_alu,
     memory,
