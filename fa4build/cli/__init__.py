@@ -27,6 +27,7 @@ COMMANDS = {
     "key": ("key", "Make and show keys that sign packs and bundles."),
     "cache": ("cache", "Look after the cache of compiled kernels."),
     "numerics": ("numerics", "Reproduce the published figures behind the design."),
+    "report": ("report", "Write one HTML page about everything built and proven."),
     "doctor": ("doctor", "Check whether this machine can build."),
 }
 """Name -> (module in this package with a click command called `command`, one line of help)."""

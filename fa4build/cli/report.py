@@ -1,0 +1,67 @@
+"""`fa4build report`: one HTML page about everything built and proven."""
+
+import time
+from pathlib import Path
+
+import click
+
+from fa4build.cli.common import cache_dir_option, human_bytes, json_option, note, open_cache, print_json
+
+EXISTING = click.Path(exists=True, path_type=Path)
+
+
+@click.command("report")
+@click.option("--out", "out_file", type=click.Path(dir_okay=False, path_type=Path), help="Where the page goes.")
+@click.option("--pack", "packs", multiple=True, type=EXISTING, help="A wheel or pack of kernels. Repeatable.")
+@click.option(
+    "--evidence",
+    "evidence_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    default=("evidence",),
+    show_default=True,
+    help="A folder of records from GPUs. Repeatable.",
+)
+@click.option(
+    "--benchmarks",
+    "benchmark_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    default=("benchmarks",),
+    show_default=True,
+    help="A folder of measurements (JSON). Repeatable.",
+)
+@cache_dir_option
+@json_option
+def command(
+    out_file: Path | None,
+    packs: tuple[Path, ...],
+    evidence_dirs: tuple[Path, ...],
+    benchmark_dirs: tuple[Path, ...],
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Write one self-contained HTML page: coverage, sizes, registers, proof, benchmarks, rooflines, numerics.
+
+    It needs no network, follows light and dark themes, and prints. With --json what it shows is printed as data; then
+    --out may be left out. Needs the extra `report`: pip install 'fa4build[report]'.
+
+    \b
+    Examples:
+      fa4build report --out report.html
+      fa4build report --out report.html --pack dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
+      fa4build report --json
+    """
+    from fa4build.report.collect import collect
+    from fa4build.report.page import write_report
+
+    if out_file is None and not as_json:
+        raise click.UsageError("--out FILE.html says where the page goes; with --json it may be left out.")
+    start = time.monotonic()
+    measured = [path for folder in (*benchmark_dirs, *evidence_dirs) for path in sorted(folder.rglob("*.json"))]
+    data = collect(open_cache(cache_dir), packs=packs, evidence_dirs=evidence_dirs, benchmarks=measured)
+    if out_file is not None:
+        size = write_report(data, out_file)
+        note(f"{out_file}: {human_bytes(size)}, {time.monotonic() - start:.1f} s")
+    if as_json:
+        print_json(data.as_dict())

@@ -1,0 +1,104 @@
+"""Measurements found in JSON files: any list of rows with a `seqlen` and at least one number beside it is a benchmark.
+
+What names a problem (head_dim, causal, ...) separates panels; every other number is a series, ours or a peer's.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ABSCISSA = "seqlen"
+PROBLEM = (
+    "op", "pass", "direction", "dtype", "head_dim", "head_dim_v", "mask", "causal", "layout", "batch", "heads",
+    "num_heads_q", "num_heads_kv", "seqlen_k", "deterministic", "window",
+)  # fmt: skip
+"""Keys that describe a problem, in the order in which a panel's title names them. Batch and heads follow seqlen."""
+
+_NOT_IN_TITLES = ("batch", "heads", "num_heads_q", "num_heads_kv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One problem: series name -> ((seqlen, value), ...) by ascending seqlen."""
+
+    title: str
+    series: Mapping[str, tuple[tuple[int, float], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One list of measurements.
+
+    Attributes:
+        source: name of the file. name: key of the list in it, e.g. `forward_tflops`.
+        setting: what the file says of device, driver, date and versions.
+    """
+
+    source: str
+    name: str
+    setting: Mapping[str, str]
+    panels: tuple[Panel, ...]
+
+
+def read_benchmarks(paths: Iterable[Path]) -> tuple[Benchmark, ...]:
+    """All lists of measurements in these files, sorted by file name. A file that is no JSON holds none."""
+    found = []
+    for path in sorted(paths, key=lambda path: path.name):
+        try:
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        setting = _setting(document)
+        for name, rows in _lists(document):
+            found.append(Benchmark(source=path.name, name=name, setting=setting, panels=tuple(_panels(rows))))
+    return tuple(found)
+
+
+def _setting(document: Any) -> dict[str, str]:
+    """Top-level words and numbers: device, driver, date, versions."""
+    if not isinstance(document, dict):
+        return {}
+    wanted = ("device", "driver", "date", "torch", "cuda", "python", "flash_attn_4", "cudnn")
+    return {name: str(document[name]) for name in wanted if isinstance(document.get(name), (str, int, float))}
+
+
+def _lists(document: Any, name: str = "") -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(key, rows) of every list of measurements, at any depth."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from _lists(value, key)
+    elif isinstance(document, list) and document:
+        if all(isinstance(row, dict) and ABSCISSA in row and _series_of(row) for row in document):
+            yield name, document
+        elif all(isinstance(row, dict) for row in document):
+            for row in document:
+                yield from (item for key, value in row.items() for item in _lists(value, key))
+
+
+def _series_of(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name != ABSCISSA and name not in PROBLEM and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _panels(rows: list[dict[str, Any]]) -> Iterator[Panel]:
+    groups: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        title = ", ".join(_words(name, row[name]) for name in PROBLEM if name in row and name not in _NOT_IN_TITLES)
+        panel = groups.setdefault(title, {})
+        for name, value in _series_of(row).items():
+            panel.setdefault(name, []).append((int(row[ABSCISSA]), value))
+    for title, series in groups.items():
+        yield Panel(title=title, series={name: tuple(sorted(points)) for name, points in series.items()})
+
+
+def _words(name: str, value: object) -> str:
+    if name == "causal":
+        return "causal" if value else "full"
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return str(value) if isinstance(value, str) else f"{name} {value}"

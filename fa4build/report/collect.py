@@ -1,0 +1,219 @@
+"""Reads what the report shows into frozen values. Nothing is computed here that another part could have recorded."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fa4build import __version__
+from fa4build.axes import Variant
+from fa4build.cache import Cache, CacheEntry
+from fa4build.errors import Fa4BuildError, ToolchainError
+from fa4build.evidence import LEVELS, Evidence, evidence_for, silicon_records
+from fa4build.pack import read_pack
+from fa4build.pipeline import find_cached
+from fa4build.report.benchmarks import Benchmark, read_benchmarks
+from fa4build.report.timelines import Timeline, read_timelines
+from fa4build.variants import refused_variants, valid_variants, variant_axes, written_variants
+
+STATES = ("compiled", "outdated", "written", "planned")
+"""Of a valid variant: compiled as it would be now; compiled from other sources; has a kernel; has none yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantRow:
+    """A variant that has a kernel.
+
+    Attributes:
+        axes: every axis but op and arch. state: one of STATES.
+        evidence: of its compiled cubin; no level for one that is not compiled.
+        facts: registers, spill_bytes, shared_bytes, ... of the compile; empty without one.
+        sizes: bytes of cubin, plan, ptx, log; empty without a compile.
+    """
+
+    id: str
+    op: str
+    arch: str
+    axes: Mapping[str, Any]
+    state: str
+    evidence: Evidence
+    facts: Mapping[str, Any]
+    sizes: Mapping[str, int]
+
+    @property
+    def level(self) -> str:
+        """`silicon`, `simulated`, `static`, or `none`."""
+        return self.evidence.level
+
+    @property
+    def instructions(self) -> Mapping[str, int] | None:
+        """PTX statements by class, from the static proof; None without it."""
+        return None if self.evidence.static is None else self.evidence.static.get("instructions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of one op on one target there is: valid combinations; of them written, compiled, proven at least so."""
+
+    arch: str
+    op: str
+    valid: int
+    written: int
+    compiled: int
+    static: int
+    simulated: int
+    silicon: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackRow:
+    """A pack: bytes of its kernels and plans, and of the groups that hold them compressed."""
+
+    name: str
+    version: str
+    kernels: int
+    raw_bytes: int
+    packed_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportData:
+    """All that the page shows. `toolchain`: versions the compiled variants were made with, read from their entries."""
+
+    version: str
+    toolchain: Mapping[str, str]
+    refused: int
+    coverage: tuple[Coverage, ...]
+    variants: tuple[VariantRow, ...]
+    packs: tuple[PackRow, ...]
+    benchmarks: tuple[Benchmark, ...]
+    timelines: tuple[Timeline, ...]
+
+    def compiled(self) -> tuple[VariantRow, ...]:
+        """Variants with a cubin, also outdated ones."""
+        return tuple(row for row in self.variants if row.sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form; timelines by name only, their drawings are for people."""
+        document = {name: getattr(self, name) for name in ("version", "toolchain", "refused")}
+        document["coverage"] = [dataclasses.asdict(row) for row in self.coverage]
+        document["variants"] = [_row_document(row) for row in self.variants]
+        document["packs"] = [dataclasses.asdict(row) for row in self.packs]
+        document["benchmarks"] = [dataclasses.asdict(row) for row in self.benchmarks]
+        document["timelines"] = [timeline.name for timeline in self.timelines]
+        return document
+
+
+def collect(
+    cache: Cache, *, packs: Iterable[Path] = (), evidence_dirs: Sequence[Path] = (), benchmarks: Iterable[Path] = ()
+) -> ReportData:
+    """Read everything.
+
+    Args:
+        packs: wheels or packs of kernels. evidence_dirs: folders of records from GPUs.
+        benchmarks: JSON files with measurements; what holds none is passed over.
+    Raises: WheelError or Fa4BuildError for a pack or record that is damaged.
+    """
+    entries = cache.entries()
+    rows = tuple(_rows(cache, entries, silicon_records(evidence_dirs)))
+    found = [row for row in map(_pack_row, sorted(packs)) if row is not None]
+    return ReportData(
+        version=__version__,
+        toolchain=_toolchain_of(entries),
+        refused=len(refused_variants()),
+        coverage=tuple(_coverage(rows)),
+        variants=rows,
+        packs=tuple(found),
+        benchmarks=read_benchmarks(benchmarks),
+        timelines=read_timelines(cache.root),
+    )
+
+
+def _rows(
+    cache: Cache, entries: Sequence[CacheEntry], silicon: Mapping[str, Mapping[str, Any]]
+) -> Iterable[VariantRow]:
+    """A row for every written variant, in the order of the matrix."""
+    written = written_variants()
+    try:
+        current = {recipe.name: entry for recipe, entry in find_cached(written, cache)}
+    except ToolchainError:  # no compiler here, so no keys: what is in the cache may or may not be current
+        current = {}
+    newest = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.last_use)}
+    for variant in written:
+        entry = current.get(variant.id)
+        state = "compiled" if entry is not None else "outdated" if variant.id in newest else "written"
+        yield _row(variant, state, entry or newest.get(variant.id), cache.root, silicon)
+
+
+def _row(
+    variant: Variant, state: str, entry: CacheEntry | None, cache_root: Path, silicon: Mapping[str, Mapping[str, Any]]
+) -> VariantRow:
+    evidence = Evidence()
+    if entry is not None:
+        evidence = evidence_for(entry.objects["cubin"].sha256, cache_root, silicon)
+    return VariantRow(
+        id=variant.id,
+        op=variant.op,
+        arch=variant.arch,
+        axes=variant_axes(variant),
+        state=state,
+        evidence=evidence,
+        facts={} if entry is None else dict(entry.facts),
+        sizes={} if entry is None else {name: stored.size for name, stored in entry.objects.items()},
+    )
+
+
+def _coverage(rows: Sequence[VariantRow]) -> Iterable[Coverage]:
+    """By op and target, in the order of the matrix. A level counts what has it or a higher one."""
+    valid = valid_variants()
+    for arch, op in dict.fromkeys((variant.arch, variant.op) for variant in valid):
+        own = [row for row in rows if (row.arch, row.op) == (arch, op)]
+        current = [row for row in own if row.state == "compiled"]
+        at_least = {level: sum(row.level in LEVELS[LEVELS.index(level) :] for row in current) for level in LEVELS}
+        yield Coverage(
+            arch=arch,
+            op=op,
+            valid=sum((variant.arch, variant.op) == (arch, op) for variant in valid),
+            written=len(own),
+            compiled=len(current),
+            **at_least,
+        )
+
+
+def _pack_row(path: Path) -> PackRow | None:
+    """None for a wheel that holds no kernels: the runtime's."""
+    try:
+        manifest = read_pack(path).manifest
+    except Fa4BuildError:
+        if path.name.startswith("fa4_kernels-"):
+            return None
+        raise
+    return PackRow(
+        name=manifest.pack,
+        version=manifest.version,
+        kernels=len(manifest.entries),
+        raw_bytes=manifest.raw_bytes,
+        packed_bytes=manifest.packed_bytes,
+    )
+
+
+def _toolchain_of(entries: Iterable[CacheEntry]) -> dict[str, str]:
+    """Versions named in cache entries: the assembler's, and those of the compiler's distributions."""
+    versions: dict[str, set[str]] = {}
+    for entry in entries:
+        if "ptxas" in entry.facts:
+            versions.setdefault("ptxas", set()).add(str(entry.facts["ptxas"]))
+        for distribution in entry.inputs.get("toolchain", {}).get("distributions", ()):
+            versions.setdefault(distribution["name"], set()).add(distribution["version"])
+    return {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())}
+
+
+def _row_document(row: VariantRow) -> dict[str, Any]:
+    document = {name: getattr(row, name) for name in ("id", "op", "arch", "state", "level")}
+    return document | {
+        "axes": dict(row.axes),
+        "facts": dict(row.facts),
+        "sizes": dict(row.sizes),
+        "evidence": row.evidence.as_dict(),
+    }

@@ -1,0 +1,261 @@
+"""Drawings of what was built and measured. Each takes values; where there is nothing to draw there is no drawing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fa4build.report.benchmarks import Benchmark
+from fa4build.report.collect import ReportData, VariantRow
+from fa4build.report.style import INK, SERIES, plotting, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 7.6  # inches; the page shows drawings as wide as its column
+
+MIX = (
+    "mma",
+    "mufu",
+    "fma",
+    "alu",
+    "shared_load",
+    "shared_store",
+    "tmem_load",
+    "tmem_store",
+    "tma",
+    "mbarrier",
+    "fence",
+)
+"""Classes shown in the instruction mix; the rest is `other`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """name: also the anchor in the page. caption: what to see. svg: the drawing."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def build_plots(data: ReportData) -> tuple[Plot, ...]:
+    """Drawings of what was built: registers, instruction mix, sizes. Without anything compiled there are none."""
+    rows = data.compiled()
+    if not rows:
+        return ()
+    with plotting():
+        drawn = (_registers(rows), _instruction_mix(rows), _sizes(rows), _compression(data))
+    return tuple(plot for plot in drawn if plot is not None)
+
+
+def benchmark_plots(benchmarks: Sequence[Benchmark]) -> tuple[Plot, ...]:
+    """One drawing a list of measurements."""
+    with plotting():
+        return tuple(_benchmark(benchmark, number) for number, benchmark in enumerate(benchmarks, 1))
+
+
+# --- what was built ---------------------------------------------------------------------------------------------------
+
+
+def _by_arch(rows: Sequence[VariantRow]) -> dict[str, list[VariantRow]]:
+    groups: dict[str, list[VariantRow]] = {}
+    for row in rows:
+        groups.setdefault(row.arch, []).append(row)
+    return groups
+
+
+def _registers(rows: Sequence[VariantRow]) -> Plot:
+    """Registers a thread at launch against head_dim, a dot a variant."""
+    from matplotlib.figure import Figure
+
+    groups = _by_arch(rows)
+    figure = Figure(figsize=(WIDTH, 2.5))
+    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    masks = sorted({(str(row.axes.get("mask", "full"))) for row in rows})
+    for ax, (arch, own) in zip(axes, groups.items(), strict=True):
+        dims = sorted({_dims(row) for row in own}, key=_dims_order)
+        for number, mask in enumerate(masks):
+            chosen = [row for row in own if str(row.axes.get("mask", "full")) == mask]
+            x = [dims.index(_dims(row)) + 0.22 * (number - (len(masks) - 1) / 2) for row in chosen]
+            ax.scatter(x, [row.facts["registers"] for row in chosen], s=18, color=SERIES[number], label=mask, alpha=0.8)
+        ax.set_xticks(range(len(dims)), dims)
+        ax.set_title(arch)
+        ax.set_xlabel("head dim (of q and k, of v)")
+        ax.set_ylim(0, 264)
+    axes[0].set_ylabel("registers a thread")
+    figure.legend(*axes[0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
+    figure.set_layout_engine("constrained")
+    spilled = sum(bool(row.facts.get("spill_bytes")) for row in rows)
+    return Plot(
+        name="registers",
+        title="Registers",
+        caption=f"A thread's registers at launch, by head dimension and mask. {spilled} of {len(rows)} kernels spill.",
+        svg=to_svg(figure, "registers"),
+    )
+
+
+def _dims(row: VariantRow) -> str:
+    first, second = row.axes["head_dim"], row.axes["head_dim_v"]
+    return str(first) if first == second else f"{first},{second}"
+
+
+def _dims_order(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
+    """PTX statements by class, one bar a head dimension and mask: the first variant with both."""
+    from matplotlib.figure import Figure
+
+    chosen: dict[tuple[str, str, str, str], VariantRow] = {}
+    for row in rows:
+        if row.instructions is not None:
+            chosen.setdefault((row.arch, row.op, _dims(row), str(row.axes.get("mask", ""))), row)
+    if not chosen:
+        return None
+    shown = list(chosen.values())
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.2 * len(shown)))
+    ax = figure.subplots()
+    left = [0] * len(shown)
+    parts = [(name, [(row.instructions or {}).get(name, 0) for row in shown]) for name in MIX]
+    total = [sum((row.instructions or {}).values()) for row in shown]
+    parts.append(("other", [all_ - sum(counts[i] for _, counts in parts) for i, all_ in enumerate(total)]))
+    for number, (name, counts) in enumerate(part for part in parts if any(part[1])):
+        hatch = "" if number < len(SERIES) else "////"
+        ax.barh(
+            range(len(shown)),
+            counts,
+            left=left,
+            color=SERIES[number % len(SERIES)],
+            label=name,
+            hatch=hatch,
+            height=0.75,
+        )
+        left = [a + b for a, b in zip(left, counts, strict=True)]
+    ax.set_yticks(range(len(shown)), [row.id for row in shown], fontsize=7.5)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("PTX statements")
+    figure.legend(ncols=6, loc="outside lower center")
+    figure.set_layout_engine("constrained")
+    return Plot(
+        name="instruction-mix",
+        title="Instruction mix",
+        caption="PTX statements by unit, counted in the text and not in execution: a tripwire, not a model of speed.",
+        svg=to_svg(figure, "instruction-mix"),
+    )
+
+
+def _sizes(rows: Sequence[VariantRow]) -> Plot:
+    """Cubin size against head_dim."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 2.3))
+    groups = _by_arch(rows)
+    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for ax, (arch, own) in zip(axes, groups.items(), strict=True):
+        dims = sorted({_dims(row) for row in own}, key=_dims_order)
+        for number, (name, label) in enumerate((("cubin", "cubin"), ("plan", "launch plan"))):
+            values = [[row.sizes[name] / 1000 for row in own if _dims(row) == dim] for dim in dims]
+            middle = [sum(of_dim) / len(of_dim) for of_dim in values]
+            x = [i + 0.38 * (number - 0.5) for i in range(len(dims))]
+            spread = [
+                [m - min(v) for m, v in zip(middle, values, strict=True)],
+                [max(v) - m for m, v in zip(middle, values, strict=True)],
+            ]
+            ax.bar(x, middle, width=0.36, color=SERIES[number], label=label)
+            ax.errorbar(x, middle, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+        ax.set_xticks(range(len(dims)), dims)
+        ax.set_title(arch)
+        ax.set_xlabel("head dim")
+    axes[0].set_ylabel("kB")
+    figure.legend(*axes[0].get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    figure.set_layout_engine("constrained")
+    return Plot(
+        name="sizes",
+        title="Sizes",
+        caption="Uncompressed size of what ships for a variant: mean, smallest and largest of a head dimension.",
+        svg=to_svg(figure, "sizes"),
+    )
+
+
+def _compression(data: ReportData) -> Plot | None:
+    """Raw and packed bytes of every pack."""
+    from matplotlib.figure import Figure
+
+    if not data.packs:
+        return None
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.45 * len(data.packs)))
+    ax = figure.subplots()
+    places = range(len(data.packs))
+    ax.barh(
+        places, [pack.raw_bytes / 1e6 for pack in data.packs], color=SERIES[1], height=0.6, label="kernels and plans"
+    )
+    ax.barh(
+        places, [pack.packed_bytes / 1e6 for pack in data.packs], color=SERIES[0], height=0.6, label="as packed (xz)"
+    )
+    for place, pack in zip(places, data.packs, strict=True):
+        ratio = f" {pack.raw_bytes / pack.packed_bytes:.1f} x smaller"
+        ax.annotate(ratio, (pack.raw_bytes / 1e6, place), va="center", fontsize=8.5)
+    ax.set_yticks(places, [f"{pack.name}\n{pack.kernels} kernels" for pack in data.packs])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.2)
+    ax.set_xlabel("MB")
+    figure.legend(ncols=2, loc="outside lower center")
+    figure.set_layout_engine("constrained")
+    return Plot(
+        name="compression",
+        title="Compression",
+        caption="Kernels of a pack lie in solid groups: what variants share is stored once.",
+        svg=to_svg(figure, "compression"),
+    )
+
+
+# --- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+def _benchmark(benchmark: Benchmark, number: int) -> Plot:
+    """A panel a problem; the same colour is the same library in all of them."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(benchmark.panels))
+    lines = -(-len(benchmark.panels) // columns)
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * lines))
+    axes = figure.subplots(lines, columns, squeeze=False)
+    names = list(dict.fromkeys(name for panel in benchmark.panels for name in panel.series))
+    for ax, panel in zip(axes.flat, benchmark.panels, strict=False):
+        for name, points in panel.series.items():
+            style = "-" if names.index(name) < len(SERIES) else "--"
+            x, y = zip(*points, strict=True)
+            ax.plot(x, y, style, marker="o", markersize=3, color=SERIES[names.index(name) % len(SERIES)], label=name)
+        _seqlen_axis(ax, sorted({x for points in panel.series.values() for x, _ in points}))
+        ax.set_title(panel.title, fontsize=8.5)
+        ax.set_ylim(bottom=0)
+    for ax in list(axes.flat)[len(benchmark.panels) :]:
+        ax.remove()
+    handles = {}
+    for ax in figure.axes:
+        handles.update(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), ncols=4, loc="outside lower center")
+    figure.supylabel(_unit(benchmark.name), fontsize=8.5)
+    figure.set_layout_engine("constrained")
+    setting = ", ".join(f"{name} {value}" for name, value in benchmark.setting.items())
+    name = f"benchmark-{number}"
+    title = f"{benchmark.name.replace('_', ' ')} ({benchmark.source})"
+    return Plot(name=name, title=title, caption=setting or "The file names no device.", svg=to_svg(figure, name))
+
+
+def _seqlen_axis(ax: "Axes", values: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(values, [f"{value // 1024}k" if value % 1024 == 0 else str(value) for value in values])
+    ax.tick_params(axis="x", which="minor", length=0, labelbottom=False)
+
+
+def _unit(name: str) -> str:
+    """The unit a list's name ends with."""
+    for suffix, unit in (("tflops", "TFLOP/s"), ("_us", "microseconds"), ("_ms", "milliseconds"), ("cycles", "cycles")):
+        if name.endswith(suffix):
+            return unit
+    return name.replace("_", " ")
