@@ -1,8 +1,8 @@
 """The table: a fault planted in a kernel, and what the report must say about it.
 
 All are planted in the forward kernel of sm90a: one producer warp that loads by TMA, three consumer warpgroups of 64
-rows that take turns, rings of two K and two V slots. `expected` is a regular expression that the report must match; it
-names the mechanism, not only that something is wrong. Rules R1 to R15: the checks of fa4build.simulate.checks.
+rows that take turns, rings of three K and three V slots. `expected` is a regular expression that the report must match;
+it names the mechanism, not only that something is wrong. Rules R1 to R15: the checks of fa4build.simulate.checks.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ INIT = r"(mbarrier\.init\.shared\.b64\s+\[[^\]]*\]), (%r\d+);"
 LOAD = r"cp\.async\.bulk\.tensor\.4d\.shared"
 ELECTED = r"^(\s*elect\.sync[^;]*;\s*not\.pred[^;]*;\s*@%p\d+ bra\s+(\$\w+);)"
 ELECTED_ARRIVE = rf"elect\.sync[^;]*;\s*not\.pred[^;]*;[^;]*;\s*mov[^;]*;\s*{ARRIVE}[^;]*;\s*\$\w+:"
-FIRST = r"\], 0, 10000000"  # waits for phase 0: Q, then the first K block
-SLOT = r"\], %r\d+, 10000000"  # waits inside loops: the producer's for K, V, the last V, then the consumers'
+WAIT = r"\], %r\d+, 10000000"
 LSE_STORE = r"st\.global\.b32\s+\[(%rd\d+)\]"
 
-# Matrix descriptor of K, 32 bytes into a slot (PTX ISA, "Matrix descriptor format"): bits 62-63 are 1, 128-byte
-# swizzle; bits 32-45 are 64, a stride of 1024 bytes; bits 16-29 are 1; bits 0-13 are 2, the 32 bytes.
-K_DESCRIPTOR = rf"(add\.s64\s+%rd\d+, %rd\d+), {(1 << 62) + (64 << 32) + (1 << 16) + 2};"
-SWIZZLE_64 = -(1 << 63) + (64 << 32) + (1 << 16) + 2
-STRIDE_512 = (1 << 62) + (32 << 32) + (1 << 16) + 2
+# Upper half of the matrix descriptors of Q and K (PTX ISA, "Matrix descriptor format"): its bits 30-31 are 1, 128-byte
+# swizzle (2 is 64-byte); bits 0-13 are 64, a stride of 1024 bytes in units of 16.
+DESCRIPTOR = rf"(mov\.b32\s+%r\d+), {(1 << 30) + 64};"
+SWIZZLE_64, STRIDE_512 = (2 << 30) + 64, (1 << 30) + 32
+
+# Which wait, in the order of the text: the producer's for free slots, then the consumers' for full ones.
+FREE_K, FULL_Q, FULL_FIRST_K, FULL_K, FULL_V = 2, 5, 6, 7, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,12 @@ BARRIERS = (
     ),
     Planted(
         name="consumers never release a K slot",
-        edit=drop(ARRIVE, 1),
+        edit=drop(ARRIVE, 2),
         expected=r"deadlock.*warp 0, .* waits for mbarrier .*12 of 12 arrivals pending, .*nobody has arrived",
     ),
     Planted(
         name="no wait before a slot is refilled",
-        edit=drop_wait(SLOT, 0),
+        edit=drop_wait(WAIT, FREE_K),
         expected=r"deadlock.* waits for mbarrier .*parity 0: phase 2",  # a whole phase was missed
     ),
     Planted(
@@ -96,30 +97,30 @@ BARRIERS = (
         expected=r"warp 0, .*no initialised mbarrier at smem\+\d+",
     ),
     Planted(
-        name="arrival twice",
-        edit=substitute(rf"({ARRIVE}[^;]*;)", r"\1 \1", -1),
+        name="the producer arrives twice",
+        edit=substitute(rf"({EXPECT}[^;]*;)", r"\1 \1", 2),
         expected=r"over-arrival: an arrival count is wrong, or a warp arrives twice",
     ),
     Planted(
         name="wait for the wrong parity",
-        edit=substitute(r"(mbarrier\.try_wait[^;]*\]), 0, 10000000", r"\1, 1, 10000000", 1),
+        edit=substitute(r"(mbarrier\.try_wait[^;]*\]), %r\d+, 10000000", r"\1, 1, 10000000", FULL_FIRST_K),
         expected=r"deadlock.* waits for mbarrier .*parity 1: phase 1, 1 of 1 arrivals pending",
     ),
     Planted(
-        name="no wait for Q", edit=drop_wait(FIRST, 0), expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk"
+        name="no wait for Q", edit=drop_wait(WAIT, FULL_Q), expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk"
     ),
     Planted(
         name="no wait for the first K block",
-        edit=drop_wait(FIRST, 1),
+        edit=drop_wait(WAIT, FULL_FIRST_K),
         expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk",
     ),
     Planted(
         name="no wait for a K block in the loop",
-        edit=drop_wait(SLOT, 3),
+        edit=drop_wait(WAIT, FULL_K),
         expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk",
     ),
     Planted(
-        name="no wait for V", edit=drop_wait(SLOT, 4), expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk"
+        name="no wait for V", edit=drop_wait(WAIT, FULL_V), expected=r"R1 .*wgmma.*while the write by .*cp\.async\.bulk"
     ),
     Planted(
         name="slot released before it is read",
@@ -143,7 +144,7 @@ BARRIERS = (
     ),
     Planted(
         name="no barrier between the writes of O and its store",
-        edit=drop(r"bar\.sync\s+%r\d+, 128"),
+        edit=drop(r"bar\.sync\s+%r\d+, 128", -1),
         expected=r"R1 .*cp\.async\.bulk.*global.*while the write by warp \d+ .*stmatrix",
     ),
     Planted(
@@ -158,6 +159,16 @@ ASYNCHRONOUS = (
         name="no proxy fence before the store of O",
         edit=drop(r"fence\.proxy\.async"),
         expected=r"R4 .*reads .* written by .*stmatrix.* without a fence\.proxy\.async",
+    ),
+    Planted(
+        name="the last store outlives its block",
+        edit=drop(r"cp\.async\.bulk\.wait_group", -1),
+        expected=r"R12 .*exits while tensor store .*may still read shared memory",
+    ),
+    Planted(
+        name="no wgmma fence",
+        edit=drop(r"wgmma\.fence"),
+        expected=r"R8 wgmma\.mma_async.*: no wgmma\.fence before it",
     ),
     Planted(
         name="no wait for the first Q.K",
@@ -232,12 +243,12 @@ WRONG_VALUES = (
     ),
     Planted(
         name="descriptor with the wrong swizzle",
-        edit=substitute(K_DESCRIPTOR, rf"\1, {SWIZZLE_64};"),
+        edit=substitute(DESCRIPTOR, rf"\1, {SWIZZLE_64};"),
         expected=r"out is off by.*lse is off by",
     ),
     Planted(
         name="descriptor with the wrong stride",
-        edit=substitute(K_DESCRIPTOR, rf"\1, {STRIDE_512};"),
+        edit=substitute(DESCRIPTOR, rf"\1, {STRIDE_512};"),
         expected=r"out is off by.*lse is off by",
     ),
     Planted(
@@ -253,7 +264,7 @@ WRONG_VALUES = (
     Planted(
         name="write of O with the wrong swizzle",
         edit=substitute(r"and\.b32(\s+%r\d+, %r\d+), 112;(\s+xor[^;]*;[^;]*;\s*stmatrix)", r"and.b32\1, 48;\2", -1),
-        expected=r"out is off by",
+        expected=r"R9 .*cp\.async\.bulk.*reads smem\+\d+, never written",
     ),
     Planted(
         name="mask edge off by one",  # of the 116 keys in the last block

@@ -107,6 +107,11 @@ PLANTED_SM100 = (
         edit=drop_all(r"fence\.proxy\.async"),
         expected=r"R4 .*the asynchronous proxy reads .* written by .*st\.shared.* without a fence\.proxy\.async",
     ),
+    Planted(
+        name="the last store outlives its block",
+        edit=drop_all(r"cp\.async\.bulk\.wait_group"),
+        expected=r"R12 .*exits while tensor store .*may still read shared memory",
+    ),
     # Places in tensor memory
     Planted(
         name="both tiles in the same columns",
