@@ -40,7 +40,7 @@ from kernels_src.masking.query_range import query_range
 from kernels_src.memory.tmem_layout import backward_tmem
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
 from kernels_src.pipelines.ring import Cursor
-from kernels_src.scheduling import single_tile
+from kernels_src.scheduling import single_tile, turns
 from kernels_src.softmax import correction, gradients, score_rows
 
 NUM_THREADS = 512
@@ -183,6 +183,7 @@ class BackwardSm100:
         mask: "full", "causal" or "local".
         q_stages, do_stages: slots of Q and of dO.
         compute_registers, reduce_registers, other_registers: a thread, multiples of 8.
+        deterministic: dQ is summed in a fixed order, see scheduling.turns. (dK and dV always are: one CTA sums them.)
     Raises: ValueError for a combination that cannot run.
     """
 
@@ -199,10 +200,12 @@ class BackwardSm100:
         compute_registers: int,
         reduce_registers: int,
         other_registers: int,
+        deterministic: bool = False,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.q_stages, self.do_stages = q_stages, do_stages
         self.registers = (compute_registers, reduce_registers, other_registers)
+        self.deterministic = deterministic
         self.tmem = backward_tmem(TILE_M, head_dim, head_dim_v)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
@@ -243,7 +246,7 @@ class BackwardSm100:
             scale=softmax_scale,
             heads_per_kv=num_heads // num_heads_kv,
         )
-        self.kernel(maps, dpsum, lse_log2, problem, tiles).launch(
+        self.kernel(maps, dpsum, lse_log2, dq_semaphore, problem, tiles).launch(
             grid=(num_n_blocks * num_heads_kv * batch, 1, 1),
             block=(NUM_THREADS, 1, 1),
             min_blocks_per_mp=1,
@@ -336,7 +339,15 @@ class BackwardSm100:
     # Device
 
     @cute.kernel
-    def kernel(self, maps: Maps, dpsum: cute.Tensor, lse_log2: cute.Tensor, problem: Problem, tiles: Tiles):
+    def kernel(
+        self,
+        maps: Maps,
+        dpsum: cute.Tensor,
+        lse_log2: cute.Tensor,
+        dq_semaphore: cute.Tensor,
+        problem: Problem,
+        tiles: Tiles,
+    ):
         smem = mem.SmemAllocator()
         bars = self._allocate_barriers(smem)
         tmem_pointer = smem.allocate_array(Int32, 1)
@@ -360,7 +371,7 @@ class BackwardSm100:
                 arch.setmaxregister_increase(self.registers[1])
             else:
                 arch.setmaxregister_decrease(self.registers[1])
-            self._reduce_role(bars, maps, shared, tmem, problem, work)
+            self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, work)
         elif warp < MMA_WARP:
             arch.setmaxregister_increase(self.registers[0])
             self._compute_role(bars, maps, shared, tmem, problem, work)
@@ -420,8 +431,11 @@ class BackwardSm100:
     def _work(self, problem: Problem, tiles: Tiles) -> Work:
         """The tile of keys of this CTA, the same for every role."""
         tile = single_tile.tile_at(arch.block_idx()[0], tiles.num_n_blocks, tiles.num_heads_kv)
+        n_block = tile.m_block
+        if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
+            n_block = tiles.num_n_blocks.divisor - 1 - n_block
         queries = query_range(
-            tile.m_block,
+            n_block,
             tile_m=TILE_M,
             tile_n=TILE_N,
             seqlen_q=problem.seqlen_q,
@@ -432,7 +446,7 @@ class BackwardSm100:
         )
         begin, end = Int32(queries.begin), Int32(queries.end)
         return Work(
-            n_block=tile.m_block, head_kv=tile.head, batch=tile.batch, begin=begin,
+            n_block=n_block, head_kv=tile.head, batch=tile.batch, begin=begin,
             inner_begin=Int32(queries.inner_begin), inner_end=Int32(queries.inner_end), end=end,
             num_steps=(end - begin) * problem.heads_per_kv,
         )  # fmt: skip
@@ -793,19 +807,16 @@ class BackwardSm100:
                 cute.copy(atom, source, target)
                 arch.cp_async_bulk_commit_group()
 
-    def _dq_slot(self, turn, piece: int):
-        """Staging slot of a piece: slots take turns, also from tile to tile."""
-        pieces = self.head_dim // FRAGMENT
-        return piece % DQ_SLOTS if pieces % DQ_SLOTS == 0 else (turn * pieces + piece) & (DQ_SLOTS - 1)
-
     # --- dQ ---------------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _reduce_role(self, bars, maps, shared, tmem, problem, work):
+    def _reduce_role(self, bars, maps, shared, tmem, dq_semaphore, problem, work):
         """Warps 0 - 3: add each dQ tile to global memory, every warp its own 32 queries."""
         row = arch.thread_idx()[0] % TILE_M
         quarter = arch.make_warp_uniform(arch.warp_idx())
         step = self._first_step(problem, work)
+        is_adding = self._is_adding(work, problem)
+        counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
         turn = Int32(0)
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
@@ -819,23 +830,60 @@ class BackwardSm100:
             arch.fence_view_async_tmem_load()
             fence_before_arrive()
             self._arrive_warp(bars.dq_empty)
-            target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
-            for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
-                tile = quarter * DQ_SLOTS + self._dq_slot(turn, piece)
-                with arch.elect_one():
-                    arch.cp_async_bulk_wait_group(DQ_SLOTS - 1, read=True)
-                arch.sync_warp()
-                chunk = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
-                cute.autovec_copy(chunk, shared.dq[row % FRAGMENT, None, tile])
-                arch.fence_proxy("async.shared", space="cta")
-                arch.sync_warp()
-                self._store_box(
-                    maps.dq,
-                    shared.dq[None, None, tile],
-                    target[None, None, step.m_block * WARPS_PER_GROUP + quarter, piece],
-                    True,
-                )
+            if is_adding:
+                if const_expr(self.deterministic):
+                    if turn > 0:
+                        self._end_turn(counter)
+                    counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
+                    turns.wait_turn(counter, WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
+                self._add_tile(maps, shared, values, work, step, row, quarter, turn)
             step = self._next_step(step, work)
             turn = turn + 1
         with arch.elect_one():
             arch.cp_async_bulk_wait_group(0, read=False)
+        if const_expr(self.deterministic):
+            if is_adding:
+                self._end_turn(counter)
+
+    @cute.jit
+    def _end_turn(self, counter):
+        """Hands a tile over. Called only when the next dQ is there, by when the additions have long been performed."""
+        with arch.elect_one():
+            arch.cp_async_bulk_wait_group(0, read=False)
+        turns.end_turn(counter)
+
+    def _rank(self, m_block, work, problem):
+        return turns.rank(
+            work.n_block, m_block, tile_n=TILE_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, mask=self.mask,
+            window_right=problem.window_right,
+        )  # fmt: skip
+
+    def _is_adding(self, work, problem):
+        """Whether this CTA adds to dQ at all. Without an order, adding zeros does no harm."""
+        if not self.deterministic:
+            return True
+        return turns.is_seen(
+            work.n_block, tile_n=TILE_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, mask=self.mask,
+            window_left=problem.window_left, window_right=problem.window_right,
+        )  # fmt: skip
+
+    @cute.jit
+    def _add_tile(self, maps, shared, values, work, step, row, quarter, turn):
+        """One warp's 32 rows of dQ: registers -> shared memory -> added to global memory, 32 columns at a time."""
+        target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
+        for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
+            tile = quarter * DQ_SLOTS + self._dq_slot(turn, piece)
+            with arch.elect_one():
+                arch.cp_async_bulk_wait_group(DQ_SLOTS - 1, read=True)
+            arch.sync_warp()
+            chunk = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
+            cute.autovec_copy(chunk, shared.dq[row % FRAGMENT, None, tile])
+            arch.fence_proxy("async.shared", space="cta")
+            arch.sync_warp()
+            m_tile = step.m_block * WARPS_PER_GROUP + quarter
+            self._store_box(maps.dq, shared.dq[None, None, tile], target[None, None, m_tile, piece], True)
+
+    def _dq_slot(self, turn, piece: int):
+        """Staging slot of a piece: slots take turns, also from tile to tile."""
+        pieces = self.head_dim // FRAGMENT
+        return piece % DQ_SLOTS if pieces % DQ_SLOTS == 0 else (turn * pieces + piece) & (DQ_SLOTS - 1)
