@@ -66,7 +66,7 @@ class Emitter:
     def __init__(self, program, node, masked: bool):
         self.program, self.node, self.masked = program, node, masked
         self.lines: list[str] = []
-        self.names: dict[tuple[int, str], str] = {}  # (register, kind) -> variable that holds its current value
+        self.names: dict[int, dict[str, str]] = {}  # register -> kind -> variable that holds its current value
         self.constants: dict[int, str] = {}
         self.dirty: dict[int, None] = {}
         self.serial = 0
@@ -129,21 +129,16 @@ class Emitter:
         raise ValueError(f"operand {operand} cannot be read as {kind}")
 
     def _register(self, reg: int, kind: str) -> str:
-        name = self.names.get((reg, kind))
-        if name is not None:
-            return name
+        known = self.names.setdefault(reg, {})
+        if kind in known:
+            return known[kind]
         storage = self.program.storage[reg]
-        base = self.names.get((reg, storage))
-        if base is None:
-            other = next(((k, n) for (r, k), n in self.names.items() if r == reg), None)
-            if other is not None:
-                base = self._convert(other[1], other[0], storage)
-            else:
-                base = self.tmp(f"r[{reg}]")
-            self.names[reg, storage] = base
+        if storage not in known:
+            other = next(iter(known.items()), None)
+            known[storage] = self.tmp(f"r[{reg}]") if other is None else self._convert(other[1], other[0], storage)
         if kind != storage:
-            self.names[reg, kind] = self._convert(base, storage, kind)
-        return self.names[reg, kind]
+            known[kind] = self._convert(known[storage], storage, kind)
+        return known[kind]
 
     def _convert(self, name: str, have: str, want: str) -> str:
         if have == want:
@@ -169,12 +164,10 @@ class Emitter:
         keep_old = self._guard is not None or (self.masked and reg not in self.program.local)
         if keep_old:
             value, kind = self._convert(value, kind, storage), storage
-            known = any(r == reg for r, _ in self.names) or reg not in self.program.local
+            known = bool(self.names.get(reg)) or reg not in self.program.local
             old = self._register(reg, storage) if known else "None"
             value = self.tmp(f"merge({self.mask}, {value}, {old})")
-        for key in [k for k in self.names if k[0] == reg]:
-            del self.names[key]
-        self.names[reg, kind] = value
+        self.names[reg] = {kind: value}
         self.dirty[reg] = None
 
     def address(self, operand: Address, bits: int) -> str:

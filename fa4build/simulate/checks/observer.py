@@ -43,6 +43,8 @@ class _ClusterState:
 class Observer:
     """Hooks called by the machine when checks are on."""
 
+    enter_node = None  # called with (gang, node) before every node by observers that want it
+
     def __init__(self, program, allowed: tuple[str, ...]):
         self.program = program
         self.findings = Findings(program.function.name, program.function.instructions, allowed)

@@ -20,6 +20,7 @@ class Shadow:
         self.by_async = np.zeros(granules, bool)
         self.write_site = np.zeros(granules, np.int32)
         self.write_mask = np.zeros(granules, np.uint16)
+        self.used = 0  # components below this one have read something: the columns worth looking at
         self.reads = np.zeros((granules, COMPONENTS), np.int32)
         self.read_bits = np.zeros((granules, COMPONENTS), np.uint16)
         self.read_mask = np.zeros(granules, np.uint16)
@@ -43,11 +44,12 @@ class Shadow:
         touched = self.read_mask[where] & bits != 0
         result = np.zeros(len(where), bool)
         if touched.any():
-            rows = clock_rows if clock_rows.ndim == 1 else clock_rows[touched]
+            used = self.used
+            rows = clock_rows[:used] if clock_rows.ndim == 1 else clock_rows[touched, :used]
             chosen = where[touched]
-            late = self.reads[chosen] > rows
+            late = self.reads[chosen, :used] > rows
             if late.any():
-                late &= self.read_bits[chosen] & bits[touched, None] != 0
+                late &= self.read_bits[chosen, :used] & bits[touched, None] != 0
             result[touched] = late.any(axis=1)
         return result
 
@@ -61,6 +63,7 @@ class Shadow:
 
     def note_read(self, where, bits, components, counts, site: int) -> None:
         """Records reads."""
+        self.used = max(self.used, int(np.max(components)) + 1)
         self.reads[where, components] = counts
         np.bitwise_or.at(self.read_bits, (where, components), bits)
         np.bitwise_or.at(self.read_mask, where, bits)
@@ -85,6 +88,6 @@ class Shadow:
 
     def forget_reads(self, where) -> None:
         """After a write of whole granules earlier reads matter no more."""
-        self.reads[where] = 0
-        self.read_bits[where] = 0
+        self.reads[where, : self.used] = 0
+        self.read_bits[where, : self.used] = 0
         self.read_mask[where] = 0
