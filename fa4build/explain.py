@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fa4build.arch import Arch, arch_named
 from fa4build.axes import Variant
 from fa4build.codegen.render import render
-from fa4build.tuning import TuningRow, exp2_mode, has_tuning, tuning_row_for
+from fa4build.tuning import Tuning, TuningRow, exp2_mode, has_tuning, tuning_for, tuning_row_for
+from fa4build.tuning_backward import BackwardTuningRow
 from fa4build.variants import kernel_for, refusals, variant_axes
 
 
@@ -28,7 +29,7 @@ class Explanation:
     arch: Arch
     axes: tuple[tuple[str, object], ...]
     refusals: tuple[str, ...]
-    tuning: TuningRow | None
+    tuning: TuningRow | BackwardTuningRow | None
     exp2_mode: str | None
     template: str | None
     dependencies: tuple[tuple[str, str], ...]
@@ -58,7 +59,7 @@ def explain(variant: Variant) -> Explanation:
         axes=tuple(variant_axes(variant).items()),
         refusals=reasons,
         tuning=row,
-        exp2_mode=exp2_mode(row.tuning) if row else None,
+        exp2_mode=exp2_mode(row.tuning) if row and isinstance(row.tuning, Tuning) else None,
         template=kernel.template if kernel else None,
-        dependencies=render(variant, row.tuning).dependencies if kernel and row else (),
+        dependencies=render(variant, tuning_for(variant)).dependencies if kernel else (),
     )

@@ -13,6 +13,13 @@ from dataclasses import dataclass
 from fa4build.arch import Arch, arch_named
 from fa4build.axes import DTYPES_16_BIT, DTYPES_FP8, Variant, spell_head_dims
 from fa4build.errors import VariantError
+from fa4build.tuning_backward import (
+    BackwardTuning,
+    BackwardTuningRow,
+    NoTuning,
+    backward_row_for,
+    has_backward_tuning,
+)
 
 WARPGROUP_THREADS = 128
 ORDERS = ("natural", "longest_first")
@@ -111,26 +118,32 @@ class TuningRow:
     tuning: Tuning
 
 
+AnyTuning = Tuning | BackwardTuning | NoTuning
+WITHOUT_TUNING = ("bwd_preprocess", "bwd_postprocess")
+
+
 def has_tuning(variant: Variant) -> bool:
-    """Whether there are rows for this op; not whether the variant is valid or written."""
-    return variant.op == "fwd"
+    """Whether there is a row for this variant; not whether it is valid or written."""
+    return variant.op == "fwd" or has_backward_tuning(variant)
 
 
-def tuning_row_for(variant: Variant) -> TuningRow:
+def tuning_row_for(variant: Variant) -> TuningRow | BackwardTuningRow:
     """The row that decides how a valid variant is built.
 
-    Raises: VariantError if the op has no rows.
+    Raises: VariantError if there is none.
     """
     if not has_tuning(variant):
         raise VariantError(f"{variant.id}: there is no tuning for op {variant.op} yet.")
+    if variant.op == "bwd":
+        return backward_row_for(variant)
     row = _sm90_forward(variant) if variant.arch == "sm90a" else _sm100_forward(variant)
     check_tuning(row.tuning, arch=arch_named(variant.arch), dtype=variant.dtype)
     return row
 
 
-def tuning_for(variant: Variant) -> Tuning:
-    """How this variant is built. Raises: VariantError if the op has no rows."""
-    return tuning_row_for(variant).tuning
+def tuning_for(variant: Variant) -> AnyTuning:
+    """How this variant is built. Raises: VariantError if it needs a row and has none."""
+    return NoTuning() if variant.op in WITHOUT_TUNING else tuning_row_for(variant).tuning
 
 
 def exp2_mode(tuning: Tuning) -> str:

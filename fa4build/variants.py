@@ -253,6 +253,38 @@ KERNELS: tuple[Kernel, ...] = (
             }
         ),
     ),
+    Kernel(
+        template="bwd_sm90.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "cta_group": (1,),
+                "deterministic": (False, True),
+                "softcap": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="bwd_preprocess.py.j2",
+        axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense",)}),
+    ),
+    Kernel(
+        template="bwd_postprocess.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd_postprocess",),
+                "dtype": DTYPES_16_BIT,
+                "layout": ("dense",),
+                "cta_group": (1,),
+                "sink": (False,),
+            }
+        ),
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
 from fa4build.codegen.plan_validate import validate_plan
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.files import write_atomically
-from fa4build.tuning import Tuning
+from fa4build.tuning import AnyTuning
 
 BASELINE_DIR = Path(__file__).parent / "baselines"
 BASELINE_SCHEMA = 1
@@ -201,7 +201,7 @@ def _sass_mix(elf: bytes, nvdisasm: Path) -> dict[str, int]:
 # --- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def broken_limits(figures: StaticFigures, arch: Arch, tuning: Tuning | None) -> tuple[str, ...]:
+def broken_limits(figures: StaticFigures, arch: Arch, tuning: AnyTuning | None) -> tuple[str, ...]:
     """Absolute rules a kernel breaks, one sentence each; () when it keeps them all.
 
     Args:
@@ -225,7 +225,7 @@ def broken_limits(figures: StaticFigures, arch: Arch, tuning: Tuning | None) -> 
     return (*found, *(_broken_budgets(figures, tuning) if tuning is not None else ()))
 
 
-def _broken_budgets(figures: StaticFigures, tuning: Tuning) -> Iterable[str]:
+def _broken_budgets(figures: StaticFigures, tuning: AnyTuning) -> Iterable[str]:
     """setmaxnreg only moves registers: the roles share what the block had at launch, and ask for the tuning's."""
     roles = {tuning.consumer_registers, tuning.correction_registers, tuning.producer_registers} - {0}
     asked = set(figures.budgets)

@@ -75,7 +75,11 @@ def test_imports_run_one_way():
             "fa4build.variants",
             {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.selection", "fa4build.spec"},
         ),
-        ("fa4build.tuning", {"fa4build.errors", "fa4build.arch", "fa4build.axes"}),
+        ("fa4build.tuning_backward", {"fa4build.axes"}),
+        (
+            "fa4build.tuning",
+            {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.tuning_backward"},
+        ),
         ("fa4build.codegen.signature", {"fa4build.errors", "fa4build.axes", "fa4build.runtime.fa4_kernels.abi"}),
         ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning"}),
         (

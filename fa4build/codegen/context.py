@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from fa4build.axes import Variant
-from fa4build.tuning import Tuning
+from fa4build.tuning import AnyTuning
 
 CUTLASS_TYPES = {
     "bf16": "cutlass.BFloat16",
@@ -22,7 +22,7 @@ class AttributePath:
     path: str
 
 
-def context_for(variant: Variant, tuning: Tuning) -> dict[str, object]:
+def context_for(variant: Variant, tuning: AnyTuning) -> dict[str, object]:
     """Template values: `variant_id`, `symbol`, and every axis and tuning field under its own name.
 
     `dtype` is the compiler's type; `op` and `arch` are in the id and decide the template and the compile target.

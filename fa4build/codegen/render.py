@@ -20,7 +20,7 @@ import jinja2
 from fa4build.axes import Variant
 from fa4build.codegen.context import AttributePath, context_for
 from fa4build.errors import RenderError
-from fa4build.tuning import Tuning
+from fa4build.tuning import AnyTuning
 from fa4build.variants import kernel_for
 
 KERNELS_PACKAGE = "kernels_src"
@@ -60,7 +60,7 @@ def kernels_source_dir() -> Path:
     raise RenderError(f"no {KERNELS_PACKAGE} directory at {' or '.join(map(str, candidates))}. Reinstall fa4build.")
 
 
-def render(variant: Variant, tuning: Tuning, *, source_dir: Path | None = None) -> KernelSource:
+def render(variant: Variant, tuning: AnyTuning, *, source_dir: Path | None = None) -> KernelSource:
     """The specialization module of a variant.
 
     Args:
