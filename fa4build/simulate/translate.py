@@ -81,8 +81,9 @@ class Program:
         uses, defs, blocks, where = [], [], [], {}
         for node in self.nodes:
             used = defined = 0
-            for ins in self.function.instructions[node.start : node.stop]:
-                for reg in read_registers(ins):
+            for index in range(node.start, node.stop):
+                ins = self.function.instructions[index]
+                for reg in self._reads(index):
                     used |= (1 << reg) & ~defined
                     where.setdefault(reg, set()).add(node.index)
                 for reg in written_registers(ins):
@@ -101,6 +102,13 @@ class Program:
         self.local = {
             reg for reg, nodes in where.items() if len(nodes) == 1 and not self.live[next(iter(nodes))] >> reg & 1
         }
+
+    def _reads(self, index: int) -> list[int]:
+        """Registers an instruction reads; one that swallows a product reads its factors as well."""
+        reads = read_registers(self.function.instructions[index])
+        if index in self.contracted:
+            reads = reads + read_registers(self.function.instructions[self.contracted[index]])
+        return reads
 
     def live_registers(self, node: int) -> list[int]:
         """Registers whose value matters at the start of a node."""

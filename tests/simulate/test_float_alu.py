@@ -82,6 +82,13 @@ def test_product_with_two_uses_is_not_contracted():
     assert lane0(body, 0x3F800800, 0x3F801000, words=2) == [0, 0x3F801000]
 
 
+def test_product_is_contracted_across_a_barrier_of_the_same_block():
+    """The factors live until the sum, also when a barrier stands between the two."""
+    body = "mov.b32 %r7, %r1; mul.f32 %r8, %r7, %r7; bar.sync 0; sub.f32 %r9, %r8, %r2;" + result(0, "%r9")
+
+    assert lane0(body, 0x3F800800, 0x3F801000) == [0x33800000]
+
+
 def test_contraction_can_be_switched_off():
     """`contract=False` rounds every instruction."""
     body = "mul.f32 %r8, %r1, %r1; sub.f32 %r9, %r8, %r2;" + result(0, "%r9")
