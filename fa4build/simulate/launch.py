@@ -63,6 +63,7 @@ def run_launch(
     seed: int = 0,
     contract: bool = True,
     concurrent_clusters: int = 1,
+    recorder=None,
 ) -> RunReport:
     """Executes a kernel on the CPU.
 
@@ -76,6 +77,7 @@ def run_launch(
         seed: of the random schedule.
         contract: fuse mul and add as ptxas does.
         concurrent_clusters: clusters in flight at once (kernels that wait for other clusters need more than 1).
+        recorder: an observer instead of that of the checks (timing_trace); `attach(program)` gives it the program.
 
     Raises:
         SimulationError: the kernel does something wrong, or something the simulator does not know.
@@ -85,7 +87,7 @@ def run_launch(
     module = parse_module(ptx)
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
-    observer = _observer(checks, program, allowed)
+    observer = _observer(checks, program, allowed) if recorder is None else recorder.attach(program)
     instructions = 0
     work = GridWork(_cluster_origins(launch))
     index = 0

@@ -104,6 +104,7 @@ class Scheduler:
         executed = 0
         pc = gang.pc
         engine = gang.cta.cluster.engine
+        enter = None if gang.cta.observer is None else gang.cta.observer.enter_node
         try:
             while True:
                 if pc == gang.stop:
@@ -112,6 +113,8 @@ class Scheduler:
                         break
                     continue
                 gang.pc = pc
+                if enter is not None:
+                    enter(gang, pc)
                 executed += sizes[pc]
                 pc = (uniform if gang.mask is None else masked)[pc](gang)
                 if pc < 0:

@@ -32,12 +32,13 @@ class Rate:
 class UnitRates:
     """What one SM does per clock.
 
-    fma: f32 lanes. mufu: results (ex2, lg2, rcp). shared: bytes read or written. tensor: dense bf16 operations
+    fma: f32 lanes. alu: lanes of integer, minimum, selection and conversion. mufu: results (ex2, lg2, rcp). shared: bytes read or written. tensor: dense bf16 operations
     (2 per multiply-add). tensor_memory: bytes loaded, and as many stored; None where there is none. sm_count: of a GPU.
     """
 
     arch: str
     fma: Rate
+    alu: Rate
     mufu: Rate
     shared: Rate
     tensor: Rate
@@ -49,6 +50,7 @@ _FA4 = "FlashAttention-4 paper and blog (Together AI)"
 _MICROBENCH = "SemiAnalysis microbench-blackwell (Apache-2.0)"
 _ULTRA = "NVIDIA Blackwell Ultra blog: twice the attention exponentials"
 _HOPPER = "published H100 figures: m64n128k16 in 64 clocks"
+_ALU = Rate(value=64, unit="lanes/clk", source="CUDA C++ Programming Guide, arithmetic throughput: 9.0; 10.x as 9.0")
 _FMA = Rate(value=128, unit="lanes/clk", source="published; ptx-semantics 14 tags it [PUB]")
 _SHARED = Rate(value=128, unit="bytes/clk", source="published; ptx-semantics 14 tags it [PUB]")
 _TENSOR_MEMORY = Rate(value=512, unit="bytes/clk", source="32 lanes x 4 bytes x 4 warps", is_assumed=True)
@@ -57,6 +59,7 @@ RATES = {
     "sm90a": UnitRates(
         arch="sm90a",
         fma=_FMA,
+        alu=_ALU,
         mufu=Rate(value=16, unit="results/clk", source=_FA4),
         shared=_SHARED,
         tensor=Rate(value=4096, unit="bf16 FLOP/clk", source=_HOPPER),
@@ -66,6 +69,7 @@ RATES = {
     "sm100a": UnitRates(
         arch="sm100a",
         fma=_FMA,
+        alu=_ALU,
         mufu=Rate(value=16, unit="results/clk", source=_FA4),
         shared=_SHARED,
         tensor=Rate(value=8192, unit="bf16 FLOP/clk", source=_MICROBENCH),
@@ -75,6 +79,7 @@ RATES = {
     "sm103a": UnitRates(
         arch="sm103a",
         fma=_FMA,
+        alu=_ALU,
         mufu=Rate(value=32, unit="results/clk", source=_ULTRA),
         shared=_SHARED,
         tensor=Rate(value=8192, unit="bf16 FLOP/clk", source=_MICROBENCH),
@@ -153,9 +158,17 @@ def tma_load_latency(size_bytes: int) -> float:
     return low_clocks + (high_clocks - low_clocks) * (size_bytes - low) / (high - low)
 
 
+# Clocks to completion beyond the transfer of one SM's loads. Source: SemiAnalysis microbench, sizes up to 8 KiB.
+TMA_LATENCY = Rate(value=1000, unit="clk", source=f"{_MICROBENCH}: up to 8 KiB, 1000 to 2000 on a loaded chip")
+TMA_BANDWIDTH = Rate(value=40, unit="bytes/clk", source=f"{_MICROBENCH}: slope from 32 to 64 KiB, all SMs loading")
 CP_ASYNC_LATENCY = Rate(value=1150, unit="clk", source=f"{_MICROBENCH}: 1100 to 1200")
 MBARRIER_WAKE = Rate(value=30, unit="clk", source="20 to 40", is_assumed=True)
 NAMED_BARRIER_WAKE = Rate(value=25, unit="clk", source="20 to 30", is_assumed=True)
+BARRIER_TEST = Rate(value=15, unit="clk", source="a wait for a phase that is over", is_assumed=True)
+REMOTE_LATENCY = Rate(value=180, unit="clk", source="published distributed shared memory latency of Hopper")
+TENSOR_STORE_LATENCY = Rate(value=24, unit="clk", source="as assumed for loads", is_assumed=True)
+WGMMA_LATENCY = Rate(value=64, unit="clk", source="from the last wgmma to the passed wait", is_assumed=True)
+BRANCH = Rate(value=6, unit="clk", source="until the instruction at the target issues", is_assumed=True)
 
 
 # ------------------------------------------------------------------------------------------------ warp instructions
@@ -180,7 +193,8 @@ _REGISTERS_PER_REPEAT = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "
 def instruction_cost(opcode: str, arch: str) -> Cost:
     """The unit a warp instruction occupies in its sub-partition (or the SM for `shared`), and for how long.
 
-    Integer and other plain instructions count as one clock of the ALU. Asynchronous ones (MMA, TMA, bulk copies) cost
+    Integer, minimum and conversion take the ALU. What the assembler folds into others or into register allocation
+    (`is_folded`) costs nothing. Asynchronous ones (MMA, TMA, bulk copies) cost
     their issue slot only: their own time is in `mma_cycles`, `wgmma_cycles` and `tma_load_latency`.
     Source: ptx-semantics 14; bank conflicts are not modelled.
     """
@@ -200,7 +214,50 @@ def instruction_cost(opcode: str, arch: str) -> Cost:
         registers = _REGISTERS_PER_REPEAT[found[2]] * int(found[3])
         per_sub_partition = rates.tensor_memory.value / SUB_PARTITIONS
         return Cost(unit=f"tensor_memory_{found[1]}", clocks=WARP * 4 * registers / per_sub_partition)
-    return Cost(unit="alu", clocks=1.0)
+    if is_folded(opcode) or _CONTROL.match(opcode):
+        return Cost(unit="none", clocks=0.0)
+    return Cost(unit="alu", clocks=WARP * SUB_PARTITIONS / rates.alu.value)
+
+
+_FOLDED = re.compile(
+    r"mov\.(?!u32$)|cvta|ld\.param|cvt\.[us](?:16|32|64)\.[us](?:8|16|32|64)$|not\.pred|(?:and|or|xor)\.pred|elect\.sync"
+    r"|bar\.warp|tcgen05\.fence|ret$|prefetch|griddepcontrol"
+)
+_CONTROL = re.compile(
+    r"bra|exit|mbarrier|bar|barrier|fence|membar|cp\.|tcgen05|wgmma|setmaxnreg|nanosleep|trap|st\.|ld\.|red\.|atom"
+)
+
+
+def is_folded(opcode: str) -> bool:
+    """Whether the assembler makes no instruction of its own of it, as seen in machine code of attention kernels.
+
+    Moves and packings become register allocation, parameters become constant operands, predicate logic becomes
+    operands; elections around single instructions are merged.
+    """
+    return _FOLDED.match(opcode) is not None
+
+
+# Clocks from issue until a dependent instruction may issue. Sources: for arithmetic and shared memory, published
+# microbenchmarks of Volta to Hopper; for tensor memory none.
+_LATENCIES = (
+    (re.compile(r"(?:ld\.(?:volatile|acquire|relaxed|weak)?\.?(?:\w+\.)?global|atom|ld\.acquire)"), 600.0),
+    (re.compile(r"ld\.shared|ldmatrix"), 30.0),
+    (re.compile(r"shfl|redux"), 24.0),
+    (re.compile(r"vote|activemask|elect"), 12.0),
+    (_MUFU, 18.0),
+    (re.compile(r"tcgen05\.ld"), 24.0),
+)
+_ARITHMETIC_LATENCY = 4.0
+
+
+def result_latency(opcode: str) -> float:
+    """Clocks from the last clock in its unit until the result may be read."""
+    if is_folded(opcode):
+        return 0.0
+    for pattern, clocks in _LATENCIES:
+        if pattern.match(opcode):
+            return clocks
+    return _ARITHMETIC_LATENCY
 
 
 # ------------------------------------------------------------------------------------------------ bounds

@@ -62,7 +62,9 @@ def test_mma_clocks(m, n, group, in_tmem, clocks):
         ("fma.rn.f32x2", "fma", 2),
         ("add.f32", "fma", 1),
         ("mul.rn.ftz.f32", "fma", 1),
-        ("add.s32", "alu", 1),
+        ("add.s32", "alu", 2),  # 64 lanes a clock and SM
+        ("cvt.rn.bf16x2.f32", "alu", 2),
+        ("mov.b64", "none", 0),  # register allocation
         ("fma.rn.f32.bf16", "fma", 1),
         ("ld.shared.v4.b32", "shared", 4),  # 512 bytes at 128 a clock
         ("st.shared.b16", "shared", 0.5),

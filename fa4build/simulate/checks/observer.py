@@ -184,6 +184,7 @@ class Observer:
 
     def named_arrive(self, g, mask, barrier, generation: int, is_sync: bool) -> None:
         """Warps enter a named barrier."""
+        self.warp_barrier(g, mask)
         clocks = self.state(g.cta.cluster).clocks
         for slot in self._slots(g, mask):
             barrier.clock = merged(barrier.clock, clocks.snapshot(slot))
@@ -201,6 +202,7 @@ class Observer:
 
     def cluster_arrive(self, g, mask, barrier, relaxed: bool) -> None:
         """A relaxed arrive orders nothing but itself."""
+        self.warp_barrier(g, mask)
         state = self.state(g.cta.cluster)
         if not relaxed:
             for slot in self._slots(g, mask):
@@ -225,7 +227,9 @@ class Observer:
                 clocks.fence_async(slot)
 
     def warp_barrier(self, g, mask) -> None:
-        """Lanes of a warp are one component here."""
+        """The lanes of a warp synchronise (bar.warp.sync, shuffles, votes, barriers)."""
+        for slot in self._slots(g, mask):
+            self.state(g.cta.cluster).clocks.lane_epochs[slot] += 1
 
     def atomic(self, g, mask, addresses, order: str | None, is_global: bool, site: int) -> None:
         """A release on an address carries the clock; an acquire takes it."""
