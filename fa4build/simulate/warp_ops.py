@@ -86,6 +86,8 @@ def shuffle(g, value, b, c, members, mode, mask, site, key):
     """shfl.sync: the value of another lane; out of range keeps the own value. `key` caches constant lane maps."""
     if mask is not None:
         _check_members(g, _members(members, mask), mask, f"shfl.sync.{mode}", site)
+    if g.cta.observer is not None:
+        g.cta.observer.warp_barrier(g, mask)
     cached = g.special.get(key) if key is not None else None
     if cached is None:
         source, inside = _source_lanes(g.tids, mode, b, c)
@@ -113,6 +115,8 @@ def vote(g, predicate, members, mode, mask, site):
     """vote.sync: ballot as u32, or any/all/uni as a predicate."""
     members = _members(members, mask)
     _check_members(g, members, mask, "vote.sync", site)
+    if g.cta.observer is not None:
+        g.cta.observer.warp_barrier(g, mask)
     counted = np.ones(g.lanes, bool) if mask is None else mask
     p = (predicate & counted).reshape(-1, WARP)
     n = counted.reshape(-1, WARP)

@@ -56,12 +56,32 @@ def text_of(body: str, *, threads: int = 32, inputs: int = 0, words: int = 1, ta
     return HEADER.format(body=body, threads=threads, record=4 * words, loads="\n    ".join(loads), target=target)
 
 
-def run(body: str, *inputs, threads=32, words=1, smem=4096, grid=1, cluster=1, target="sm_90a", data=None, **options):
-    """Output words as a (threads of the grid, words) array of u32.
+def run(body: str, *inputs, threads=32, words=1, grid=1, **options) -> np.ndarray:
+    """Output words as a (threads of the grid, words) array of u32; arguments as `run_report`."""
+    out = np.zeros((threads * grid, words), np.uint32)
+    run_report(body, *inputs, threads=threads, words=words, grid=grid, out=out, **options)
+    return out
+
+
+def run_report(
+    body: str,
+    *inputs,
+    threads=32,
+    words=1,
+    smem=4096,
+    grid=1,
+    cluster=1,
+    target="sm_90a",
+    data=None,
+    out=None,
+    **options,
+):
+    """Runs a body and returns the simulator's report.
 
     Args:
         inputs: arrays of u32 (or float32, taken as bits), one word a thread.
         data: an array whose address is in `%rd2`.
+        out: the (threads of the grid, words) array of output records.
         options: of `run_launch`; also `launch`, extra fields of `SimLaunch`.
     """
     total = threads * grid
@@ -70,7 +90,7 @@ def run(body: str, *inputs, threads=32, words=1, smem=4096, grid=1, cluster=1, t
         table[k, :total] = (
             np.asarray(values).view(np.uint32) if hasattr(values, "view") else np.array(values, np.uint32)
         )
-    out = np.zeros((total, words), np.uint32)
+    out = np.zeros((total, words), np.uint32) if out is None else out
     memory = GlobalMemory()
     addresses = [memory.add("out", out), memory.add("in", table, read_only=True)]
     addresses.append(memory.add("data", data) if data is not None else 0)
@@ -84,8 +104,7 @@ def run(body: str, *inputs, threads=32, words=1, smem=4096, grid=1, cluster=1, t
         parameters=struct.pack("<3Q", *addresses),
         **options.pop("launch", {}),
     )
-    run_launch(ptx, launch, memory, **options)
-    return out
+    return run_launch(ptx, launch, memory, **options)
 
 
 def lane0(body: str, *values, **options) -> list[int]:

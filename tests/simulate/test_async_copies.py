@@ -182,6 +182,46 @@ def test_tensor_load_and_store(schedule):
     assert out[3, :4].tolist() == [47, 48, 0, 0]
 
 
+@SCHEDULES
+def test_multicast_load_reaches_every_cta_of_the_mask(schedule):
+    """One load, mask 3: the same offsets of both CTAs, and the bytes complete on both barriers."""
+    body = (
+        "add.s32 %r9, %a1, 1; st.global.b32 [%rd0], %r9;"
+        + INIT
+        + "mov.b32 %r7, 64; @!%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; barrier.cluster.arrive;"
+        "barrier.cluster.wait; mov.u32 %r12, %cluster_ctarank; setp.ne.s32 %p3, %r12, 0; or.pred %p4, %p1, "
+        "%p3; @%p4 bra ISSUED;"
+        "add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; mov.b16 %rs1, 3;"
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%r8], [%rd2, {%r10, %r10}], [%r5], %rs1; ISSUED:"
+        + WAIT
+        + "ld.shared.b32 %r9, [%r5+1040]; st.global.b32 [%rd0], %r9; barrier.cluster.arrive; barrier.cluster.wait;"
+    )
+    tmap = TensorMap(address=FIRST_BUFFER, dtype="u32", dims=(16, 4), strides=(64,), box=(4, 4), element_strides=(1, 1))
+    data = np.frombuffer(pack(tmap), np.uint8).copy()
+    out = run(body, grid=2, cluster=2, data=data, schedule=schedule)
+
+    # box row 1 begins with element (1, 0) of rows of 16: value 17
+    assert out[[0, 32], 0].tolist() == [17, 17]
+
+
+@SCHEDULES
+def test_tensor_reduction_adds_what_is_inside(schedule):
+    """f32 box 4 x 4 at (14, 0) of a 16 x 4 tensor of ones: two columns get +2, the rest of the box is outside."""
+    body = (
+        "st.global.b32 [%rd0], 0f3F800000; st.global.b32 [%rd0+4], 0f3F800000; mov.b32 %r5, smem; shl.b32 %r6, %r0, 2;"
+        "add.s32 %r6, %r6, %r5; st.shared.b32 [%r6+1024], 0f40000000; fence.proxy.async.shared::cta; bar.sync 0;"
+        "setp.ne.s32 %p1, %r0, 0; @%p1 bra ISSUED; add.s32 %r8, %r5, 1024; mov.b32 %r10, 14; mov.b32 %r11, 0;"
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd2, {%r10, %r11}], [%r8];"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ISSUED:"
+    )
+    tmap = TensorMap(address=FIRST_BUFFER, dtype="f32", dims=(16, 4), strides=(64,), box=(4, 4), element_strides=(1, 1))
+    data = np.frombuffer(pack(tmap), np.uint8).copy()
+    out = run(body, words=2, data=data, schedule=schedule).view(np.float32).reshape(4, 16)
+
+    assert out[2].tolist() == [1.0] * 14 + [3.0, 3.0]
+
+
 def test_tensor_load_by_many_lanes_is_an_error():
     """Every lane would repeat the copy and its bytes."""
     body = (

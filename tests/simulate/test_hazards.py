@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError
-from tests.simulate.ptx_snippets import result, run
+from tests.simulate.ptx_snippets import result, run, run_report
 
 INIT = """
     mov.b32 %r5, smem; mov.b32 %r6, 1; setp.ne.s32 %p1, %r0, 0;
@@ -190,3 +190,16 @@ def test_every_finding_is_in_the_message():
 
     assert "R9" in str(caught.value)
     assert "R5" in str(caught.value)
+
+
+def test_lanes_of_a_warp_need_a_warp_barrier():
+    """Lane i reads what lane 31-i wrote: a note without bar.warp.sync, silence with it."""
+    body = (
+        "mov.b32 %r5, smem; shl.b32 %r6, %r0, 4; add.s32 %r7, %r5, %r6; st.shared.v4.b32 [%r7+64], {{%r0, "
+        "%r0, %r0, %r0}};"
+        "{sync} xor.b32 %r6, %r6, 496; add.s32 %r8, %r5, %r6; ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r8+64];"
+    )
+    for sync, expected in (("", 1), ("bar.warp.sync -1;", 0), ("shfl.sync.idx.b32 %r9, %r0, 0, 31, -1;", 0)):
+        report = run_report(body.format(sync=sync), checks=True)
+
+        assert len([n for n in report.notes if n.startswith("R10")]) == expected

@@ -21,6 +21,7 @@ class Clocks:
         self.g = np.zeros((num_warps, COMPONENTS), np.int32)
         self.p = np.zeros((num_warps, COMPONENTS), np.int32)
         self.now = np.zeros(COMPONENTS, np.int32)
+        self.lane_epochs = np.zeros(num_warps, np.int32)  # how often the lanes of a warp have synchronised
         self.names: list[str] = []
         self._index: dict[object, int] = {}
         for w in range(num_warps):

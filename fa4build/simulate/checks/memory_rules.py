@@ -33,12 +33,15 @@ class MemoryRules:
             g, state, shadow, granule, shadow.unordered_write(granule, bits, clock), site, is_write
         )
         counts = state.clocks.now[slots]
+        lanes = (g.tids if mask is None else g.tids[mask]).astype(np.int16) & 31
+        self._note_lane_race(g, state, shadow, granule, bits, slots, lanes, site, is_write)
         if is_write:
             bad = shadow.unordered_reads(granule, bits, clock)
             if bad.any():
                 first = int(np.flatnonzero(bad)[0])
                 self._report_read_order(g, state, shadow, int(granule[first]), clock[first], site)
             shadow.note_write(granule, bits, slots, counts, site, False)
+            shadow.write_lane[granule], shadow.write_epoch[granule] = lanes, state.clocks.lane_epochs[slots]
             return
         missing = shadow.uninitialised(granule, bits)
         if missing.any():
@@ -47,6 +50,24 @@ class MemoryRules:
                 "R9", (site,), f"{self._place(g, site)}: reads shared memory never written, {g.cta.name_of(where)}"
             )
         shadow.note_read(granule, bits, slots, counts, site)
+
+    def _note_lane_race(self, g, state, shadow, granule, bits, slots, lanes, site: int, is_write: bool) -> None:
+        """R10: another lane of the same warp wrote these bytes and the lanes have not synchronised since."""
+        own = (shadow.writer[granule] == slots) & (shadow.write_mask[granule] & bits != 0)
+        stale = own & (shadow.write_epoch[granule] == state.clocks.lane_epochs[slots])
+        # A granule holds words of several lanes: only a write of a whole granule tells which lane it was.
+        whole = shadow.write_mask[granule] == bits
+        racy = stale & whole & (shadow.write_lane[granule] != lanes) & (shadow.write_lane[granule] >= 0)
+        if racy.any():
+            first = int(np.flatnonzero(racy)[0])
+            where, verb = int(granule[first]), "overwrites" if is_write else "reads"
+            self.findings.note(
+                ("R10", site),
+                f"R10 {self._place(g, site)}: lane {lanes[first]} {verb} {self._name(g, shadow, where)}, which lane "
+                f"{shadow.write_lane[where]} of the same warp wrote at "
+                f"{self.findings.line(int(shadow.write_site[where]))}; "
+                "no bar.warp.sync, shuffle or barrier orders the two lanes",
+            )
 
     def _lane_slots(self, g, state, mask) -> np.ndarray:
         key = ("clock slots", g.cta.rank)

@@ -26,6 +26,8 @@ class Shadow:
         self.read_mask = np.zeros(granules, np.uint16)
         self.read_site = np.zeros(granules, np.int32)
         self.initialised = np.zeros(granules, np.uint16)
+        self.write_lane = np.full(granules, -1, np.int16)  # lane of the newest generic write, and the warp's
+        self.write_epoch = np.zeros(granules, np.int32)  # count of synchronisations of its lanes before it
         self.loader = np.zeros(granules, np.int32)  # newest tcgen05.ld: component and count that wait::ld completes
         self.loads = np.zeros(granules, np.int32)
 
