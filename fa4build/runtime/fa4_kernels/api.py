@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import loader
+from . import loader, ops
 from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
+from .autograd import Attention
 from .dispatch import Decision, Problem, extents_of
 from .errors import InputError, LayoutError, NoKernelError
+from .gradients import BackwardLaunches, compute_gradients, load_backward, run_copying
 from .recipes import call, explain_call  # noqa: F401  public functions of the package
 
 _DTYPES = {
@@ -29,9 +31,11 @@ _MAX_BOUND = 4096
 
 # (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse); the last two
 # allocate. `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way torch offers.
-_bound: dict[tuple[Any, ...], tuple[Any, int, float, Any, Any]] = loader.bound
+# ("bwd", dtype, head_dim, head_dim_v, device, mask, deterministic) -> BackwardLaunches.
+_bound: dict[tuple[Any, ...], Any] = loader.bound
 
 _is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 
 
 def flash_attn_func(
@@ -42,7 +46,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: tuple[int | None, int | None] = _NO_WINDOW,
     *,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
     return_lse: bool = False,
     qv: torch.Tensor | None = None,
     gather_kv_indices: torch.Tensor | None = None,
@@ -60,7 +64,7 @@ def flash_attn_func(
     gather_bwd_recompute_p: bool = False,
     gather_bwd_token_chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(softmax_scale * q k^T + mask) v, on one device, in one launch.
+    """softmax(softmax_scale * q k^T + mask) v, on one device, in one launch; differentiable in q, k and v.
 
     Args:
         q: (batch, seqlen_q, num_heads_q, head_dim), bf16 or fp16 (fp8 where a pack has it), CUDA.
@@ -70,8 +74,9 @@ def flash_attn_func(
         causal: query i sees key j up to i + seqlen_k - seqlen_q (bottom-right aligned).
         window_size: (left, right) keys seen around i + seqlen_k - seqlen_q, both ends included. None is unbounded. A
             negative number is an offset like any other, except that two negative ones mean no window.
-        deterministic: accepted; the forward always is.
-        return_lse: also return the log-sum-exp of the scaled scores.
+        deterministic: whether dq must have the same bits in every run, which costs time; the rest always has. None
+            follows torch.use_deterministic_algorithms.
+        return_lse: also return the log-sum-exp of the scaled scores. It is differentiable.
         softcap, learnable_sink, num_splits > 1, score_mod, ...: need kernels built with them.
         pack_gqa: a hint about speed; not used.
     Returns: (out, lse). out: (batch, seqlen_q, num_heads_q, head_dim_v), contiguous, dtype of q (bf16 for fp8).
@@ -119,8 +124,8 @@ def flash_attn_func(
         or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
     ):
         _refuse_shapes(q, k, v)
-    if needs_grad:
-        _refuse_gradients(q, k, v, causal, window_size, deterministic)
+    if needs_grad or _is_compiling():
+        return _attend(q, k, v, softmax_scale, causal, window_size, deterministic, return_lse)
 
     if window_size == _NO_WINDOW:
         mask, left = ("causal" if causal else "full"), WINDOW_UNBOUNDED
@@ -145,8 +150,8 @@ def flash_attn_func(
     else:
         try:
             run(q, k, v, out, lse, softmax_scale, left, right, num_sms)
-        except LayoutError as error:
-            _run_copied(error, run, [q, k, v, out, lse, softmax_scale, left, right, num_sms])
+        except LayoutError:
+            run_copying(run, [q, k, v], (out, lse, softmax_scale, left, right, num_sms))
     return out, (lse if return_lse else None)
 
 
@@ -305,22 +310,6 @@ def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple
     return bound
 
 
-def _run_copied(error: LayoutError, run: Any, arguments: list[Any]) -> None:
-    """Run with those of q, k, v copied that a kernel cannot read where they lie."""
-    for _ in range(3):
-        if error.position > 2:
-            raise error
-        tensor = arguments[error.position]
-        arguments[error.position] = tensor.clone(memory_format=torch.contiguous_format)
-        try:
-            run(*arguments)
-        except LayoutError as next_error:
-            error = next_error
-        else:
-            return
-    raise error
-
-
 def _check_unlaunched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """One dtype, one device: what the launcher checks when something is launched."""
     for name, tensor in (("k", k), ("v", v)):
@@ -353,16 +342,85 @@ def _refuse_features(decision: Decision) -> NoReturn:
     raise NoKernelError(f"{', '.join(sorted(decision.problem.features))}: {decision}")
 
 
-def _refuse_gradients(
+def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    softmax_scale: float | None,
     causal: bool,
     window_size: tuple[int | None, int | None],
+    deterministic: bool | None,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention with gradients, or inside torch.compile."""
+    mask, left, right = canonical_mask(causal, window_size)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if softmax_scale is None:
+        softmax_scale = q.shape[3] ** -0.5
+    if _is_compiling():
+        out, lse = torch.ops.fa4_kernels.attention(q, k, v, softmax_scale, left, right, deterministic)
+        return out, (lse if return_lse else None)
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return flash_attn_func(q, k, v, softmax_scale, causal, window_size, return_lse=True)
+
+    launches = _bind_backward(q, k, v, mask, deterministic)
+    out, lse = Attention.apply(q, k, v, forward, launches, softmax_scale, (left, right), return_lse)
+    return out, (lse if return_lse else None)
+
+
+def _bind_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, deterministic: bool
+) -> BackwardLaunches:
+    """Decide, load and remember the kernels of the backward pass."""
+    key = ("bwd", q.dtype, q.shape[3], v.shape[3], q.get_device(), mask, deterministic)
+    launches = _bound.get(key)
+    if launches is None:
+        _check_unlaunched(q, k, v)
+        ordinal = _ordinal(q)
+        problem = _problem(q, v, mask, op="bwd", deterministic=deterministic)
+        try:
+            launches = load_backward(loader.runtime(), problem, ordinal, q.device)
+        except NoKernelError as error:
+            raise NoKernelError(
+                "q, k or v requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass "
+                f"detached tensors, if only the result is wanted.\n{error}"
+            ) from error
+        _bound[key] = launches
+    return launches
+
+
+def _window_size(left: int, right: int) -> tuple[int | None, int | None]:
+    """The window_size that canonical_mask brings to these numbers."""
+    return None if left == WINDOW_UNBOUNDED else left, None if right == WINDOW_UNBOUNDED else right
+
+
+def _operator_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float, left: int, right: int, deterministic: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        out, lse = flash_attn_func(q, k, v, softmax_scale, False, _window_size(left, right), return_lse=True)
+    assert lse is not None
+    return out, lse
+
+
+def _operator_backward(
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    softmax_scale: float,
+    left: int,
+    right: int,
     deterministic: bool,
-) -> NoReturn:
-    decision = explain(q, k, v, causal=causal, window_size=window_size, deterministic=deterministic, op="bwd")
-    raise NoKernelError(
-        "q, k or v requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass detached "
-        f"tensors, if only the result is wanted.\n{decision}"
-    )
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mask = canonical_mask(False, _window_size(left, right))[0]
+    launches = _bind_backward(q, k, v, mask, deterministic)
+    return compute_gradients(launches, (q, k, v, out, lse), dout, dlse, softmax_scale, (left, right))
+
+
+ops.define(_operator_forward, _operator_backward, _DTYPES)

@@ -1,0 +1,64 @@
+"""Attention as operators of torch.library, which torch.compile can put into a graph without looking inside.
+
+`torch.ops.fa4_kernels.attention(q, k, v, softmax_scale, window_left, window_right, deterministic) -> (out, lse)` and
+`torch.ops.fa4_kernels.attention_backward(...) -> (dq, dk, dv)`. Windows are plain integers, 2^30 for a side without a
+bound: (2^30, 0) is causal, (2^30, 2^30) no mask.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .abi import OUTPUT_DTYPES
+
+NAMESPACE = "fa4_kernels"
+_ARGUMENTS = "float softmax_scale, SymInt window_left, SymInt window_right, bool deterministic"
+_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)"
+_BACKWARD = (
+    "(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+
+def define(forward: Callable[..., Any], backward: Callable[..., Any], dtypes: dict[torch.dtype, str]) -> None:
+    """Register both operators, what they return without running, and the derivative of the first. Called once.
+
+    Args: forward, backward: do the work, with the operators' own arguments. dtypes: torch's types -> ours.
+    """
+    _library.define("attention" + _FORWARD)
+    _library.define("attention_backward" + _BACKWARD)
+    _library.impl("attention", forward, "CompositeExplicitAutograd")
+    _library.impl("attention_backward", backward, "CompositeExplicitAutograd")
+    outputs = {torch_dtype: OUTPUT_DTYPES[name] for torch_dtype, name in dtypes.items()}
+    by_name = {name: torch_dtype for torch_dtype, name in dtypes.items()}
+
+    def fake_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+        batch, seqlen_q, num_heads, _head_dim = q.shape
+        out = q.new_empty((batch, seqlen_q, num_heads, v.shape[3]), dtype=by_name[outputs[q.dtype]])
+        return out, q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
+
+    def fake_backward(
+        dout: object, dlse: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object
+    ) -> tuple[torch.Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+    torch.library.register_fake(f"{NAMESPACE}::attention", fake_forward, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::attention_backward", fake_backward, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::attention", _derivative, setup_context=_remember, lib=_library)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _derivative(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    nothing = (None,) * len(ctx.options)
+    if dout is None and dlse is None:
+        return (None, None, None, *nothing)
+    backward = torch.ops.fa4_kernels.attention_backward
+    return (*backward(dout, dlse, *ctx.saved_tensors, *ctx.options), *nothing)
