@@ -1,6 +1,6 @@
 """The report of a deadlock: every live warp, what it waits for, and who could release it."""
 
-from fa4build.simulate.scheduler import place
+from fa4build.simulate.gang import place
 
 
 def deadlock_report(kernel: str, clusters: list) -> str:

@@ -233,3 +233,14 @@ def diverge(gang: Gang, taken, following: int, target: int, reconverge: int, is_
 def exit_lanes(gang: Gang) -> int:
     """Node function of the end of the kernel."""
     return gang.leave()
+
+
+def place(gang: Gang) -> str:
+    """`CTA (0, 0, 0), role of line 118, warps 0-3`: a role is named by the PTX line at which its warps branched
+    apart.
+    """
+    warps = [w.index for w in gang.warps]
+    span = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]}-{warps[-1]}"
+    role = gang.warps[0].role
+    note = f"role of line {role}, " if role is not None else ""
+    return f"CTA {gang.cta.ctaid}, {note}{span}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fa4build.errors import SimulationError
+from fa4build.simulate.checks.observer import Observer
 from fa4build.simulate.cluster_launch_control import GridWork
 from fa4build.simulate.engine import SCHEDULES, Engine
 from fa4build.simulate.global_memory import GlobalMemory
@@ -110,8 +111,6 @@ def run_launch(
 def _observer(checks: bool, program, allowed: tuple[str, ...]):
     if not checks:
         return None
-    from fa4build.simulate.checks.observer import Observer
-
     return Observer(program, allowed)
 
 

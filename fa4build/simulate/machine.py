@@ -3,7 +3,7 @@
 import numpy as np
 
 from fa4build.simulate.barriers import ClusterBarrier, NamedBarrier
-from fa4build.simulate.gang import WARP, Gang
+from fa4build.simulate.gang import SPLIT, WARP, Gang
 from fa4build.simulate.memory import RANK_SHIFT, SHARED_BASE
 
 PARAMETER_WINDOW = 0x5000_0000_0000_0000  # addresses of kernel parameters (tensor maps), apart from global memory
@@ -116,8 +116,6 @@ class Cta:
 
     def split_by(self, gang: Gang, keys: list) -> int:
         """Splits a gang by one key per warp (None joins the first group)."""
-        from fa4build.simulate.gang import SPLIT
-
         groups: dict = {}
         for k, key in enumerate(keys):
             groups.setdefault(key, []).append(k)

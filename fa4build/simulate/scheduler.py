@@ -5,7 +5,8 @@ import random
 import numpy as np
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.gang import DEAD, Fault, Gang, merge_gangs
+from fa4build.simulate.deadlock import deadlock_report
+from fa4build.simulate.gang import DEAD, Fault, Gang, merge_gangs, place
 
 _QUANTUM = 1 << 30
 RENDEZVOUS = -2  # `Wait.resume` of gangs that wait for each other to become one
@@ -41,8 +42,6 @@ class Scheduler:
                 advanced = [cluster.engine.advance() for cluster in self.clusters]
                 if any(advanced):
                     continue
-                from fa4build.simulate.deadlock import deadlock_report
-
                 raise SimulationError(deadlock_report(self.kernel, self.clusters))
 
     def _round(self, gangs: list[Gang]) -> bool:
@@ -167,14 +166,3 @@ class Scheduler:
             index = len(program.function.instructions) - 1
         ins = program.function.instructions[index]
         return SimulationError(f"{self.kernel}: {place(gang)}, PTX line {ins.line} `{ins.text[:200]}`: {fault}")
-
-
-def place(gang: Gang) -> str:
-    """`CTA (0, 0, 0), role of line 118, warps 0-3`: a role is named by the PTX line at which its warps branched
-    apart.
-    """
-    warps = [w.index for w in gang.warps]
-    span = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]}-{warps[-1]}"
-    role = gang.warps[0].role
-    note = f"role of line {role}, " if role is not None else ""
-    return f"CTA {gang.cta.ctaid}, {note}{span}"
