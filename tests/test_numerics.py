@@ -20,6 +20,7 @@ from fa4build.numerics.kernel_blocks import definitions, keeps_reference
 from fa4build.numerics.rescaling import (
     attention_with_lag,
     attention_with_shift,
+    block_maxima,
     exact_attention,
     recurrence,
     relative_l2,
@@ -98,7 +99,7 @@ def scores_of(maxima: list[float]) -> np.ndarray:
 )
 def test_the_reference_moves_only_when_the_rise_exceeds_the_threshold(threshold, references):
     """Maxima 0, 3, 1, 9, 12."""
-    found = recurrence(scores_of([0, 3, 1, 9, 12]), threshold, block=2)
+    found = recurrence(block_maxima(scores_of([0, 3, 1, 9, 12]), block=2), threshold)
 
     moved = [after > before for before, after in itertools.pairwise(references)]
     assert references == found.references[:, 0].tolist()
@@ -109,7 +110,7 @@ def test_shares_count_steps_after_the_first_block():
     """One of 32 rows moves in one of two steps: 1/64 of row steps, 1/2 of warp steps."""
     scores = scores_of([0, 0, 0])
     scores[5, 3] = 100.0
-    found = recurrence(scores, 8.0, block=2)
+    found = recurrence(block_maxima(scores, block=2), 8.0)
 
     assert (1 / 64, 1 / 2) == (found.row_share, found.warp_share)
 
@@ -119,7 +120,7 @@ def test_shares_count_steps_after_the_first_block():
 def test_a_reference_lags_by_at_most_the_threshold(seed, threshold, sigma):
     """So a probability is at most 2^threshold; and it never runs ahead of the maximum."""
     scores = sigma * np.random.default_rng(seed).standard_normal((32, 512))
-    found = recurrence(scores, threshold)
+    found = recurrence(block_maxima(scores), threshold)
     running = np.maximum.accumulate(scores.reshape(32, 4, 128).max(axis=2).T, axis=0)
 
     assert np.all(found.references <= running)
@@ -129,7 +130,7 @@ def test_a_reference_lags_by_at_most_the_threshold(seed, threshold, sigma):
 def test_threshold_zero_is_plain_online_softmax():
     """The references are the running maxima, and the share of moving rows is that of records: (H_64 - 1) / 63."""
     scores = np.random.default_rng(3).standard_normal((1024, 8192))
-    found = recurrence(scores, 0.0)
+    found = recurrence(block_maxima(scores), 0.0)
     records = (sum(1 / n for n in range(1, 65)) - 1) / 63
 
     assert np.array_equal(scores.max(axis=1), found.references[-1])

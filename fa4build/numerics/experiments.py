@@ -13,6 +13,7 @@ from fa4build.numerics.rescaling import (
     Recurrence,
     attention_with_lag,
     attention_with_shift,
+    block_maxima,
     exact_attention,
     recurrence,
     relative_l2,
@@ -56,8 +57,8 @@ def rescale_rates(
     """How often rows and warps rescale at each threshold, on the same draws."""
     runs: list[list[Recurrence]] = []
     for seed in seeds:
-        drawn = scores.draw(np.random.default_rng(seed))
-        runs.append([recurrence(drawn, threshold) for threshold in thresholds])
+        maxima = block_maxima(scores.draw(np.random.default_rng(seed)))
+        runs.append([recurrence(maxima, threshold) for threshold in thresholds])
     return tuple(
         RescaleRates(
             rows=float(np.mean([run.row_share for run in of_one])),

@@ -38,20 +38,23 @@ class Recurrence:
         return float(self.moved.reshape(blocks, rows // ROWS_OF_A_WARP, ROWS_OF_A_WARP).any(axis=2).mean())
 
 
-def recurrence(scores: np.ndarray, threshold: float, block: int = 128) -> Recurrence:
+def block_maxima(scores: np.ndarray, block: int = 128) -> np.ndarray:
+    """Largest score of every row in every block of keys, (blocks, rows)."""
+    rows, keys = scores.shape
+    return scores.reshape(rows, keys // block, block).max(axis=2).T
+
+
+def recurrence(maxima: np.ndarray, threshold: float) -> Recurrence:
     """Reference points of every row, block after block.
 
-    Args: scores: (rows, keys), finite, rows a multiple of 32, keys a multiple of `block`. threshold: log2 units, >= 0.
+    Args: maxima: from `block_maxima`, finite, rows a multiple of 32. threshold: log2 units, at least 0.
     """
-    rows, keys = scores.shape
-    maxima = scores.reshape(rows, keys // block, block).max(axis=2).T
     keeps = keeps_reference()
     references, moved = [maxima[0]], []
     for maximum in maxima[1:]:
         raised = np.maximum(references[-1], maximum)
         kept = keeps(references[-1] - raised, threshold)
-        # An unchanged maximum is no rescale, whatever the threshold.
-        moved.append(~kept & (raised > references[-1]))
+        moved.append(~kept)
         references.append(np.where(kept, references[-1], raised))
     return Recurrence(references=np.array(references), moved=np.array(moved))
 
@@ -71,7 +74,7 @@ def attention_with_lag(
         probabilities: types of P, names of `FORMATS`. max_offset: P is stored times 2^max_offset.
     Returns: (rows, columns) for each type. What differs from exact attention is the rounding of P alone.
     """
-    references = recurrence(scores, threshold, block).references
+    references = recurrence(block_maxima(scores, block), threshold).references
     outputs = [np.zeros((scores.shape[0], values.shape[1])) for _ in probabilities]
     row_sum = np.zeros(scores.shape[0])
     for index, reference in enumerate(references):

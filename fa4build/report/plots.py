@@ -160,12 +160,10 @@ def _sizes(rows: Sequence[VariantRow]) -> Plot:
             values = [[row.sizes[name] / 1000 for row in own if _dims(row) == dim] for dim in dims]
             middle = [sum(of_dim) / len(of_dim) for of_dim in values]
             x = [i + 0.38 * (number - 0.5) for i in range(len(dims))]
-            spread = [
-                [m - min(v) for m, v in zip(middle, values, strict=True)],
-                [max(v) - m for m, v in zip(middle, values, strict=True)],
-            ]
+            below = [max(0.0, mean - min(of_dim)) for mean, of_dim in zip(middle, values, strict=True)]
+            above = [max(0.0, max(of_dim) - mean) for mean, of_dim in zip(middle, values, strict=True)]
             ax.bar(x, middle, width=0.36, color=SERIES[number], label=label)
-            ax.errorbar(x, middle, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
+            ax.errorbar(x, middle, yerr=[below, above], fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
         ax.set_xticks(range(len(dims)), dims)
         ax.set_title(arch)
         ax.set_xlabel("head dim")
