@@ -25,7 +25,7 @@ from fa4build.pipeline import find_cached, require_cached
 from fa4build.tuning import has_tuning, tuning_for
 from fa4build.variants import Selection, expand_matrix, parse_variant, written_variants
 from fa4build.verify_pool import End, Task, run_tasks
-from fa4build.verify_simulate import Proof, Request, covers, prove, request_for
+from fa4build.verify_simulate import Proof, Request, covers, has_cases, prove, request_for
 from fa4build.verify_static import (
     BASELINE_DIR,
     Baseline,
@@ -49,7 +49,8 @@ class Check:
 
     Attributes:
         level: `static` or `simulated`.
-        status: `passed`; `known` (passed before, nothing it depends on has changed); `failed`.
+        status: `passed`; `known` (passed before, nothing it depends on has changed); `failed`; `unproven` (nobody has
+            written down what it must compute: no failure, and no evidence either).
         summary: what goes into the evidence. details: what else is worth showing.
         failures: sentences, one for each thing that is wrong. notes: what is worth knowing and wrong with nothing.
     """
@@ -216,12 +217,10 @@ class _Run:
         tasks, by_name = [], {}
         for variant, entry in zip(variants, entries, strict=True):
             by_name[variant.id] = entry
-            try:
-                request = self._request(variant, entry)
-            except SimulationError as error:
-                failed = End(name=variant.id, result=None, error=error, seconds=0.0)
-                self._note(_simulated_check(failed), entry)
+            if not has_cases(variant):
+                self._note(_unproven(variant), entry)
                 continue
+            request = self._request(variant, entry)
             known = read_record(self.cache.root, "simulated", entry.objects["cubin"].sha256)
             if known is not None and covers(known, request) and not self.options.fresh:
                 check = Check(name=variant.id, level="simulated", status="known", seconds=0.0, summary=known)
@@ -297,6 +296,11 @@ def _static_check(
         failures=failures,
         notes=tuple(notes),
     )
+
+
+def _unproven(variant: Variant) -> Check:
+    note = f"not simulated: there are no acceptance cases for {variant.op}, {variant.layout}, {variant.dtype} yet"
+    return Check(name=variant.id, level="simulated", status="unproven", seconds=0.0, notes=(note,))
 
 
 def _simulated_check(end: End) -> Check:

@@ -134,8 +134,13 @@ def simulator_sha256() -> str:
     return digest.hexdigest()
 
 
+def has_cases(variant: Variant) -> bool:
+    """Whether there are acceptance cases: for dense 16-bit forward kernels."""
+    return variant.op == "fwd" and variant.layout == "dense" and variant.dtype in MANTISSA_BITS
+
+
 def _cases(variant: Variant) -> tuple[Case, ...]:
-    if variant.op != "fwd" or variant.layout != "dense" or variant.dtype not in MANTISSA_BITS:
+    if not has_cases(variant):
         raise SimulationError(
             f"{variant.id}: there are acceptance cases for dense 16-bit forward kernels only. "
             "Leave it out with a GLOB, or verify it with --static."

@@ -56,10 +56,10 @@ def written(path: Path, record: dict) -> Path:
 
 
 def test_globs_take_what_is_written_and_skip_what_is_not():
-    """`fwd-sm90a-*` also matches head dimensions whose kernel nobody has written."""
+    """`fwd-sm90a-*` also matches varlen and paged kernels that nobody has written."""
     chosen = [variant.id for variant in built_variants((), ("fwd-sm90a-*",))]
 
-    assert set(chosen) == {v.id for v in expand_matrix(Selection(arches=("sm90a",)))}
+    assert set(chosen) == {v.id for v in expand_matrix(Selection(arches=("sm90a",))) if v.op == "fwd"}
     assert [v.id for v in built_variants(("sm90",), ("*-bf16-hd128-full", "*-bf16-hd128-causal"))] == [
         "fwd-sm90a-bf16-hd128-full",
         "fwd-sm90a-bf16-hd128-causal",
@@ -95,6 +95,21 @@ def test_a_failed_check_withdraws_older_evidence_and_stops_no_other(tmp_path):
     assert read_record(cache.root, "static", digests[NAMES[0]]) is None
     assert report.exit_code == 10
     assert [(event.done, event.total) for event in events] == [(1, 2), (2, 2)]
+
+
+def test_what_nobody_has_written_cases_for_is_told_and_is_no_failure(tmp_path):
+    """The backward: no process is started, no evidence written."""
+    cache = Cache(tmp_path)
+    name = "bwd_preprocess-sm90a-bf16-hd64"
+    recipe = recipe_for(parse_variant(name), current_toolchain(), CompileOptions())
+    objects = {"cubin": b"\x7fELF", "plan": b"{}", "ptx": b"", "log": b""}
+    entry = cache.put(name=name, inputs=recipe.inputs, facts={"registers": 168}, objects=objects)
+    report = verify([parse_variant(name)], cache, Options(static=False))
+
+    assert [(check.level, check.status) for check in report.checks] == [("simulated", "unproven")]
+    assert "no acceptance cases for bwd_preprocess" in report.checks[0].notes[0]
+    assert report.exit_code == 0
+    assert read_record(cache.root, "simulated", entry.objects["cubin"].sha256) is None
 
 
 # --- records from GPUs ------------------------------------------------------------------------------------------------

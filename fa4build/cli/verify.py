@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fa4build.cache import Cache
     from fa4build.verify import Check, Event, VerifyReport
 
+STATUSES = ("passed", "known", "failed", "unproven")
 NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has one tends to have many
 
 
@@ -172,7 +173,7 @@ def _progress() -> Iterator[Callable[["Event"], None]]:
                 running[event.name] = event.message
             else:
                 running.pop(event.name, None)
-                if event.check.status != "known":
+                if event.check.status in ("passed", "failed"):
                     bar.console.print(_line(event.check), highlight=False, markup=False, soft_wrap=True)
             first = next((f"{name} {message}".rstrip() for name, message in running.items()), "reading binaries")
             more = f" +{len(running) - 1}" if len(running) > 1 else ""
@@ -182,8 +183,8 @@ def _progress() -> Iterator[Callable[["Event"], None]]:
 
 
 def _print_event(event: "Event") -> None:
-    """A line for each check that ended; what was known before is silent."""
-    if event.check is not None and event.check.status != "known":
+    """A line for each check that was made; what was known before, or cannot be checked, is silent."""
+    if event.check is not None and event.check.status in ("passed", "failed"):
         note(f"[{event.done}/{event.total}] {_line(event.check)}")
 
 
@@ -226,7 +227,7 @@ def _summary(report: "VerifyReport") -> str:
     """`18 variants: static 18 passed; simulated 17 passed, 1 failed`."""
     parts = []
     for level in ("static", "simulated"):
-        counts = [(report.count(level, status), status) for status in ("passed", "known", "failed")]
+        counts = [(report.count(level, status), status) for status in STATUSES]
         told = ", ".join(f"{number} {status}" for number, status in counts if number)
         if told:
             parts.append(f"{level} {told}")
@@ -242,9 +243,7 @@ def report_document(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ..
     for check in report.checks:
         variants[check.name]["checks"][check.level] = {name: getattr(check, name) for name in names}
     levels = {check.level for check in report.checks}
-    counts = {
-        level: {status: report.count(level, status) for status in ("passed", "known", "failed")} for level in levels
-    }
+    counts = {level: {status: report.count(level, status) for status in STATUSES} for level in levels}
     return {
         "cache_dir": str(cache.root),
         "seconds": report.seconds,
