@@ -288,7 +288,8 @@ class NamedBarrier:
     __slots__ = ("arrived", "clock", "generation", "index", "members", "required", "where")
 
     def __init__(self, index: int):
-        self.index, self.generation, self.required = index, 0, None
+        self.index, self.generation = index, 0
+        self.required: int | None = None
         self.arrived: list[int] = []
         self.where: list[int] = []
         self.members: set[int] = set()  # warps that ever arrived

@@ -72,7 +72,7 @@ class Emitter:
         self.serial = 0
         self.site = 0
         self.mask = "m" if masked else "None"
-        self._guard = None
+        self._guard: str | None = None
         self._skipped = set(program.contracted.values())
 
     def instruction(self, index: int, ins) -> None:

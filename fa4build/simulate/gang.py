@@ -5,6 +5,8 @@ warp do, the gang keeps a reconvergence stack (immediate post-dominators). Gangs
 is one legal interleaving of the warps, and one numpy operation then serves up to 16 warps.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fa4build.errors import SimulationError
@@ -58,8 +60,11 @@ class Gang:
         self.tids = np.concatenate([np.arange(WARP * w.index, WARP * w.index + WARP, dtype=np.uint32) for w in warps])
         self.constants = program.constant_arrays(self.lanes)
         self.pc = 0
-        self.mask = self.exited = self.wait = self.last_poll = None
-        self.fenced = False  # registers as they were at the last wgmma.fence; None: unknown; False: no fence yet
+        self.mask: np.ndarray | None = None
+        self.exited: np.ndarray | None = None
+        self.wait: Any = None
+        self.last_poll: tuple | None = None
+        self.fenced: Any = False  # registers as they were at the last wgmma.fence; None: unknown; False: no fence yet
         self.stack: list[tuple] = []
         self.reconverge = self.stop = _NOWHERE
         self.hints: list[int] = []
@@ -132,7 +137,7 @@ class Gang:
 
     def subset(self, chosen: list[int]) -> "Gang":
         """A new gang of the warps at those positions, with their lanes of all live state."""
-        lanes = np.concatenate([np.arange(WARP * k, WARP * k + WARP) for k in chosen])
+        lanes: Any = np.concatenate([np.arange(WARP * k, WARP * k + WARP) for k in chosen])
         if chosen == list(range(chosen[0], chosen[0] + len(chosen))):
             lanes = slice(WARP * chosen[0], WARP * (chosen[-1] + 1))
         regs: list = [None] * len(self.regs)

@@ -27,7 +27,8 @@ class Wait:
         blockers: Callable[[], set] = set,
     ):
         self.ready, self.describe, self.finish, self.blockers = ready, describe, finish, blockers
-        self.resume = self.node = None
+        self.resume: int | None = None
+        self.node = -1
 
 
 class Split:
@@ -126,7 +127,7 @@ def warp_uniform_split(gang: Gang, mask, *arrays) -> Split | None:
     """
     if all(one_value(a, mask) is not None for a in arrays):
         return None
-    keys = []
+    keys: list[tuple | None] = []
     for k in range(len(gang.warps)):
         lanes = slice(WARP * k, WARP * k + WARP)
         part = None if mask is None else mask[lanes]
@@ -159,12 +160,11 @@ def require_converged(gang: Gang, mask, what: str) -> None:
 
 def lane_ranges(lanes: list[int]) -> str:
     """`0-3,7` for a sorted list."""
-    parts, start = [], None
-    for lane in [*lanes, None]:
-        if start is None:
-            start = previous = lane
-        elif lane is None or lane != previous + 1:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = lane
-        previous = lane
+    parts: list[str] = []
+    start = 0
+    for k, lane in enumerate(lanes):
+        if k + 1 == len(lanes) or lanes[k + 1] != lane + 1:
+            first = lanes[start]
+            parts.append(str(first) if first == lane else f"{first}-{lane}")
+            start = k + 1
     return ",".join(parts)

@@ -57,7 +57,7 @@ class Program:
         self._live_lists: dict[int, list[int]] = {}
 
     def _link(self) -> None:
-        first = {}
+        first: dict[int, int] = {}
         for node in self.nodes:
             first.setdefault(node.block, node.index)
         first[len(self.blocks)] = self.exit_node
@@ -78,7 +78,10 @@ class Program:
 
     def _analyse(self) -> None:
         """Liveness per node, and which registers never leave their node."""
-        uses, defs, blocks, where = [], [], [], {}
+        uses: list[int] = []
+        defs: list[int] = []
+        blocks: list[Block] = []
+        where: dict[int, set[int]] = {}
         for node in self.nodes:
             used = defined = 0
             for index in range(node.start, node.stop):

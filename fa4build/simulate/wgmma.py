@@ -4,6 +4,8 @@ In the eager schedule an instruction computes at issue. In the others it compute
 memory as it is then, and its accumulators hold poison in between.
 """
 
+from typing import Any
+
 import numpy as np
 
 from fa4build.simulate.async_copies import observe_issue
@@ -92,6 +94,7 @@ def _mma(b, ins, match):
     a_regs = tuple(e.index for e in a.elements) if from_registers else ()
 
     def operands_of(g, group: int) -> tuple:
+        a_operand: Any
         lanes = slice(GROUP * group, GROUP * (group + 1))
         descriptor = decode_wgmma(uniform(read_b(g)[lanes], None, "B descriptor"))
         if from_registers:
@@ -189,15 +192,20 @@ class _Pending(AsyncOp):
 
     __slots__ = ("regs", "result", "source", "warps")
 
+    def __init__(self, describe: str, stages: list, regs: tuple[int, ...], warps: tuple[int, ...]):
+        super().__init__(describe, stages)
+        self.regs, self.warps = regs, warps
+        self.source: Any = None
+        self.result: Any = None
+
 
 def _operation(b, g, group: int, regs, compute, keeps: bool, lazy: bool) -> _Pending:
     def work() -> None:
         source = op.source.result if isinstance(op.source, _Pending) else op.source
         op.result = compute(source if keeps else None)
 
-    op = _Pending(f"wgmma at line {b.line}", [work])
-    op.regs, op.result, op.source = regs, None, None
-    op.warps = tuple(w.index for w in g.warps[4 * group : 4 * group + 4])
+    warps = tuple(w.index for w in g.warps[4 * group : 4 * group + 4])
+    op = _Pending(f"wgmma at line {b.line}", [work], regs, warps)
     return op
 
 

@@ -63,13 +63,13 @@ def post_dominators(blocks: tuple[Block, ...]) -> tuple[int, ...]:
     changed = True
     while changed:
         changed = False
-        for block in order[1:]:
-            known = [s for s in blocks[block].successors if s in parent]
+        for k in order[1:]:
+            known = [s for s in blocks[k].successors if s in parent]
             new = known[0]
             for other in known[1:]:
                 new = _intersect(new, other, parent, rank)
-            if parent.get(block) != new:
-                parent[block] = new
+            if parent.get(k) != new:
+                parent[k] = new
                 changed = True
     return tuple(parent.get(k, exit_block) for k in range(exit_block))
 

@@ -171,7 +171,8 @@ def _parse_body(clean, position, body: _Body, line_at, name) -> int:
     blank = re.compile(r"[\s;]*")
     depth = 1
     while True:
-        position = blank.match(clean, position).end()
+        space = blank.match(clean, position)
+        position = space.end() if space else position
         if position >= len(clean):
             raise SimulationError(f"PTX line {line_at(position)}: text ends inside entry {name} (truncated file?)")
         if clean[position] == "{":
