@@ -10,8 +10,11 @@ from fa4build.report.style import INK, SERIES, plotting, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 7.6  # inches; the page shows drawings as wide as its column
+
+MAIN_OPS = ("fwd", "bwd")
 
 MIX = (
     "mma",
@@ -40,12 +43,16 @@ class Plot:
 
 
 def build_plots(data: ReportData) -> tuple[Plot, ...]:
-    """Drawings of what was built: registers, instruction mix, sizes. Without anything compiled there are none."""
+    """Registers, instruction mix, sizes, compression. Without anything compiled only packs are drawn."""
     rows = data.compiled()
-    if not rows:
-        return ()
+    has_main = any(row.op in MAIN_OPS for row in rows)
     with plotting():
-        drawn = (_registers(rows), _instruction_mix(rows), _sizes(rows), _compression(data))
+        drawn = (
+            _registers(rows) if has_main else None,
+            _instruction_mix(rows),
+            _sizes(rows) if has_main else None,
+            _compression(data),
+        )
     return tuple(plot for plot in drawn if plot is not None)
 
 
@@ -58,39 +65,48 @@ def benchmark_plots(benchmarks: Sequence[Benchmark]) -> tuple[Plot, ...]:
 # --- what was built ---------------------------------------------------------------------------------------------------
 
 
-def _by_arch(rows: Sequence[VariantRow]) -> dict[str, list[VariantRow]]:
+def _panels(rows: Sequence[VariantRow], height: float) -> "tuple[Figure, list[tuple[Axes, list[VariantRow]]]]":
+    """A panel for each target of each main op, three in a line; the small kernels around them are in the table only."""
+    from matplotlib.figure import Figure
+
     groups: dict[str, list[VariantRow]] = {}
     for row in rows:
-        groups.setdefault(row.arch, []).append(row)
-    return groups
+        if row.op in MAIN_OPS:
+            groups.setdefault(f"{row.op}, {row.arch}", []).append(row)
+    columns = min(3, len(groups))
+    lines = -(-len(groups) // columns)
+    figure = Figure(figsize=(WIDTH, 0.6 + height * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    for ax in list(axes.flat)[len(groups) :]:
+        ax.remove()
+    panels = []
+    for ax, (title, own) in zip(axes.flat, groups.items(), strict=False):
+        ax.set_title(title)
+        ax.set_xlabel("head dim")
+        panels.append((ax, own))
+    return figure, panels
 
 
 def _registers(rows: Sequence[VariantRow]) -> Plot:
     """Registers a thread at launch against head_dim, a dot a variant."""
-    from matplotlib.figure import Figure
-
-    groups = _by_arch(rows)
-    figure = Figure(figsize=(WIDTH, 2.5))
-    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    masks = sorted({(str(row.axes.get("mask", "full"))) for row in rows})
-    for ax, (arch, own) in zip(axes, groups.items(), strict=True):
+    figure, panels = _panels(rows, 1.9)
+    masks = sorted({str(row.axes["mask"]) for _, own in panels for row in own})
+    for ax, own in panels:
         dims = sorted({_dims(row) for row in own}, key=_dims_order)
         for number, mask in enumerate(masks):
-            chosen = [row for row in own if str(row.axes.get("mask", "full")) == mask]
+            chosen = [row for row in own if str(row.axes["mask"]) == mask]
             x = [dims.index(_dims(row)) + 0.22 * (number - (len(masks) - 1) / 2) for row in chosen]
             ax.scatter(x, [row.facts["registers"] for row in chosen], s=18, color=SERIES[number], label=mask, alpha=0.8)
         ax.set_xticks(range(len(dims)), dims)
-        ax.set_title(arch)
-        ax.set_xlabel("head dim (of q and k, of v)")
         ax.set_ylim(0, 264)
-    axes[0].set_ylabel("registers a thread")
-    figure.legend(*axes[0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
-    figure.set_layout_engine("constrained")
+    panels[0][0].set_ylabel("registers a thread")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
     spilled = sum(bool(row.facts.get("spill_bytes")) for row in rows)
     return Plot(
         name="registers",
         title="Registers",
-        caption=f"A thread's registers at launch, by head dimension and mask. {spilled} of {len(rows)} kernels spill.",
+        caption=f"A thread's registers at launch, by head dimension (two numbers: of q and k, of v) and mask. "
+        f"{spilled} of {len(rows)} kernels spill.",
         svg=to_svg(figure, "registers"),
     )
 
@@ -148,13 +164,9 @@ def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
 
 
 def _sizes(rows: Sequence[VariantRow]) -> Plot:
-    """Cubin size against head_dim."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, 2.3))
-    groups = _by_arch(rows)
-    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-    for ax, (arch, own) in zip(axes, groups.items(), strict=True):
+    """Size of cubin and launch plan against head_dim."""
+    figure, panels = _panels(rows, 1.7)
+    for ax, own in panels:
         dims = sorted({_dims(row) for row in own}, key=_dims_order)
         for number, (name, label) in enumerate((("cubin", "cubin"), ("plan", "launch plan"))):
             values = [[row.sizes[name] / 1000 for row in own if _dims(row) == dim] for dim in dims]
@@ -165,11 +177,8 @@ def _sizes(rows: Sequence[VariantRow]) -> Plot:
             ax.bar(x, middle, width=0.36, color=SERIES[number], label=label)
             ax.errorbar(x, middle, yerr=[below, above], fmt="none", ecolor=INK, elinewidth=0.8, capsize=2)
         ax.set_xticks(range(len(dims)), dims)
-        ax.set_title(arch)
-        ax.set_xlabel("head dim")
-    axes[0].set_ylabel("kB")
-    figure.legend(*axes[0].get_legend_handles_labels(), ncols=2, loc="outside lower center")
-    figure.set_layout_engine("constrained")
+    panels[0][0].set_ylabel("kB")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=2, loc="outside lower center")
     return Plot(
         name="sizes",
         title="Sizes",
