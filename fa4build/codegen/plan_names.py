@@ -77,18 +77,27 @@ def with_bindings(plan: LaunchPlan, bindings: Mapping[str, str]) -> LaunchPlan:
         raise LaunchPlanError(f"no scalar argument is called {', '.join(unknown)}; there are {sorted(scalars)}")
     nodes: list[Node] = []
     new: list[int] = []
+    leaves: dict[str, int] = {}  # a leaf is read by one node
+
+    def leaf(type_: str, name: str) -> int:
+        if name not in leaves:
+            nodes.append(("in", type_, name))
+            leaves[name] = len(nodes) - 1
+        return leaves[name]
+
     for node in plan.nodes:
-        if node[0] in ("in", "const"):
-            bound = bindings.get(node[2]) if node[0] == "in" else None
-            if bound is None:
-                nodes.append(node)
-            else:
-                nodes.append(("in", "i64", bound))
-                if node[1] != "i64":
-                    nodes.append(("trunc", node[1], len(nodes) - 1))
+        if node[0] == "in" and node[2] in bindings:
+            extent = leaf("i64", bindings[node[2]])
+            if node[1] != "i64":
+                nodes.append(("trunc", node[1], extent))
+                extent = len(nodes) - 1
+            new.append(extent)
+        elif node[0] == "in":
+            new.append(leaf(node[1], node[2]))
         else:
-            nodes.append((*node[:2], *(new[operand] for operand in node[2:])))
-        new.append(len(nodes) - 1)
+            operands = node[2:] if node[0] == "const" else tuple(new[operand] for operand in node[2:])
+            nodes.append((*node[:2], *operands))
+            new.append(len(nodes) - 1)
     bound_plan = replace(
         plan,
         args=tuple(arg for arg in plan.args if arg.name not in bindings),

@@ -1,7 +1,7 @@
 """Families of kernels: what plugs into the core. See `interface` for the values, `kernels` for the usual way."""
 
 from fa4build.families.interface import Buffer, Family, Input, OpRecipe, Scalar, Step
-from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family
+from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family, one_step
 
 __all__ = [
     "TORCH_WORKER",
@@ -14,4 +14,5 @@ __all__ = [
     "Scalar",
     "Step",
     "kernel_family",
+    "one_step",
 ]

@@ -19,9 +19,11 @@ from fa4build.arch import ARCHES, arch_named
 from fa4build.cache import key_inputs, key_of
 from fa4build.codegen.compile import CompileOptions, CompileRequest, Worker
 from fa4build.errors import NothingSelectedError, ToolchainError, VariantError
-from fa4build.families.interface import RUNTIME_NAME, Family, OpRecipe, Recipe
+from fa4build.families.interface import RUNTIME_NAME, Buffer, Family, Input, OpRecipe, Recipe, Scalar, Step
 from fa4build.selection import Selection
 from fa4build.toolchain import Toolchain, installed_distribution
+
+_OWN_SOURCES = (__file__, str(Path(__file__).with_name("tracing.py")))  # they decide how a kernel is compiled
 
 TORCH_WORKER = Worker(setup="fa4build.families.tracing:setup", blocked_modules=())
 """A compile process in which torch can be imported, for kernels whose hosts are driven by torch tensors."""
@@ -103,7 +105,7 @@ def kernel_family(
         return _selected(name, by_arch, selection)
 
     def recipe(kernel: FamilyKernel, toolchain: Toolchain, options: CompileOptions) -> Recipe:
-        return _recipe(kernel, dependencies_of(sources), toolchain, options)
+        return _recipe(kernel, dependencies_of([*sources, *_OWN_SOURCES]), toolchain, options)
 
     def toolchain(base: Toolchain) -> Toolchain:
         return _with_distributions(base, name, distributions, environment or {})
@@ -119,6 +121,31 @@ def kernel_family(
         toolchain=toolchain,
         worker=worker or Worker(),
         **options,
+    )
+
+
+def one_step(kernel: FamilyKernel, arguments: Sequence[Input | Scalar], results: Sequence[str]) -> OpRecipe:
+    """The recipe of an operator that one kernel computes.
+
+    Args:
+        arguments: of the host function, in its order; those in `results` are allocated, the others are passed.
+        results: names of the tensors that come back.
+    Contract: every named extent of a result is an extent of an input, or `num_sms`.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, Input)]
+    return OpRecipe(
+        id=kernel.id,
+        op=kernel.op,
+        target=arch_named(kernel.arch).target,
+        inputs=tuple(tensor for tensor in tensors if tensor.name not in results),
+        scalars=tuple(argument for argument in arguments if isinstance(argument, Scalar)),
+        buffers=tuple(
+            Buffer(name=tensor.name, dtype=tensor.dtype, shape=tuple(map(str, tensor.shape)))
+            for tensor in tensors
+            if tensor.name in results
+        ),
+        steps=(Step(kernel=kernel.id, arguments=tuple(argument.name for argument in arguments)),),
+        results=tuple(results),
     )
 
 

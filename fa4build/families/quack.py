@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fa4build.arch import arch_named
 from fa4build.codegen.compile_worker import HostFunction
-from fa4build.families.interface import Buffer, Family, Input, OpRecipe, Scalar, Step
-from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family, licence_files
+from fa4build.families.interface import Family, Input, OpRecipe, Scalar
+from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family, licence_files, one_step
 
 DISTRIBUTION = "quack-kernels"
 ROW_LENGTHS = (1024, 2048, 4096, 8192)
@@ -88,27 +88,15 @@ def op_recipes(built: Sequence[FamilyKernel]) -> tuple[OpRecipe, ...]:
 
 def _recipe(kernel: FamilyKernel) -> OpRecipe:
     dtype, n = str(kernel.axes["dtype"]), int(str(kernel.axes["n"]))
-    tensors, results = TENSORS[kernel.op], RESULTS[kernel.op]
-    scalars = SCALARS[kernel.op]
-    extra = ("num_sms",) if kernel.op == "rmsnorm_bwd" else tuple(scalar.name for scalar in scalars)
-    return OpRecipe(
-        id=kernel.id,
-        op=kernel.op,
-        target=arch_named(kernel.arch).target,
-        inputs=tuple(
-            Input(name=name, dtype=_dtype(kind, dtype), shape=tuple(n if e == "n" else e for e in shape))
-            for name, kind, shape in tensors
-            if name not in results
-        ),
-        scalars=scalars,
-        buffers=tuple(
-            Buffer(name=name, dtype=_dtype(kind, dtype), shape=tuple(str(n) if e == "n" else e for e in shape))
-            for name, kind, shape in tensors
-            if name in results
-        ),
-        steps=(Step(kernel=kernel.id, arguments=(*(name for name, _, _ in tensors), *extra)),),
-        results=results,
-    )
+    tensors = [
+        Input(name=name, dtype=_dtype(kind, dtype), shape=tuple(n if extent == "n" else extent for extent in shape))
+        for name, kind, shape in TENSORS[kernel.op]
+    ]
+    recipe = one_step(kernel, [*tensors, *SCALARS[kernel.op]], RESULTS[kernel.op])
+    if kernel.op != "rmsnorm_bwd":
+        return recipe
+    (step,) = recipe.steps  # its last argument is how many partial sums of dw there are
+    return replace(recipe, steps=(replace(step, arguments=(*step.arguments, "num_sms")),))
 
 
 def _dtype(kind: str, dtype: str) -> str:

@@ -1,5 +1,6 @@
 """In the compile process: what adapters of foreign kernels need. Imports the compiler, inside functions only.
 
+- `compile_host` compiles a host object of one's own.
 - `setup` is the worker of families whose hosts are driven by torch tensors.
 - `name_kernels` gives a class's kernels the symbol that was asked for.
 - `Recorder` stands in for `cute.compile` while a library's own Python code decides what to compile.
@@ -9,14 +10,16 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fa4build.codegen import compile_worker
 from fa4build.codegen.compile_worker import HostFunction
 from fa4build.codegen.extract.device_facts import StandInDevice, pretend
 from fa4build.errors import CompileError
+from fa4build.families.interface import Input, Scalar
 
 DEVICES = (
     StandInDevice(sm_count=143, l2_bytes=52_428_815),
@@ -47,6 +50,56 @@ def name_kernels(host: Any, symbol: str) -> None:
             kernel = getattr(type(holder), name, None)
             if "kernel" in name and callable(getattr(kernel, "set_name_prefix", None)):
                 kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+_TYPES = {
+    "bf16": "BFloat16",
+    "fp16": "Float16",
+    "e4m3": "Float8E4M3FN",
+    "e5m2": "Float8E5M2",
+    "f32": "Float32",
+    "i32": "Int32",
+    "i64": "Int64",
+    "u8": "Uint8",
+}
+_ALIGN_BYTES = 16
+
+
+def compile_host(
+    host: Any, arguments: Sequence[Input | Scalar], request: Mapping[str, Any], options: str
+) -> HostFunction:
+    """Compile a host object whose `__call__` takes `arguments` in order and, last, the stream.
+
+    Args:
+        host: an instance whose method `kernel` (or `..kernel..`) is a `@cute.kernel`.
+        arguments: named as the host's parameters. A tensor's last stride is 1, its address and other strides are
+            multiples of 16 bytes where its last extent is; a named extent is free, and equal wherever it occurs. A
+            scalar is a float.
+    """
+    import cutlass
+    import cutlass.cute as cute
+
+    tensors = [argument for argument in arguments if isinstance(argument, Input)]
+    named = sorted({extent for tensor in tensors for extent in tensor.shape if isinstance(extent, str)})
+    symbols = {name: cute.sym_int32(symbol=name) for name in named}
+
+    def fake(argument: Input | Scalar) -> Any:
+        if isinstance(argument, Scalar):
+            return cutlass.Float32(0.0)
+        dtype = getattr(cutlass, _TYPES[argument.dtype])
+        last = argument.shape[-1]
+        align = math.gcd(_ALIGN_BYTES, last * dtype.width // 8) if isinstance(last, int) else dtype.width // 8
+        strides = (cute.sym_int64(divisibility=align * 8 // dtype.width) for _ in argument.shape[1:])
+        return cute.runtime.make_fake_tensor(
+            dtype,
+            tuple(symbols[extent] if isinstance(extent, str) else extent for extent in argument.shape),
+            stride=(*strides, 1),
+            assumed_align=align,
+        )
+
+    name_kernels(host, request["symbol"])
+    compiled = cute.compile(host, *map(fake, arguments), cute.runtime.make_fake_stream(), options=options)
+    return HostFunction(compiled=compiled, spec={"shapes": {tensor.name: list(tensor.shape) for tensor in tensors}})
 
 
 def use_target(target: str) -> None:
@@ -84,43 +137,34 @@ class TracedDevice:
 
 
 class Recorder:
-    """Takes the place of `cute.compile`: compiles only what is wanted, and hands out functions that do nothing.
+    """Takes the place of `cute.compile`: notes what a library would compile, and hands out functions that do nothing.
 
-    Args:
-        compile_: the real `cute.compile`.
-        wanted: class name of the host object, and which of the compiles of that class, from 0.
-        options: the compiler's option string, in place of the library's.
-        check: called with the wanted host object before it is compiled; raises if it is not what was expected.
+    A library compiles several host functions in one call; only the wanted one is worth the time, and which that is may
+    show only at the end.
     """
 
-    def __init__(
-        self,
-        compile_: Any,
-        wanted: tuple[str, int],
-        symbol: str,
-        options: str,
-        check: Callable[[Any], None] | None = None,
-    ) -> None:
-        self._check = check
+    def __init__(self, compile_: Any) -> None:
         self._compile = compile_
-        self._wanted = wanted
-        self._symbol = symbol
-        self._options = options
-        self.seen: list[str] = []
-        self.compiled: Any = None
+        self.asked: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __call__(self, host: Any, *args: Any, **kwargs: Any) -> Callable[..., None]:
-        name = type(host).__name__
-        if (name, self.seen.count(name)) == self._wanted:
-            if self._check is not None:
-                self._check(host)
-            name_kernels(host, self._symbol)
-            self.compiled = self._compile(host, *args, **kwargs | {"options": self._options})
-        self.seen.append(name)
+        self.asked.append((host, args, kwargs))
         return _launch_nothing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compile, name)
+
+    def pick(self, wanted: tuple[str, int], name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What was asked for with the `wanted[1]`-th host object of class `wanted[0]`; -1 is the last.
+
+        Raises: CompileError naming what was asked for when it is not among it.
+        """
+        kind, index = wanted
+        found = [item for item in self.asked if type(item[0]).__name__ == kind]
+        if not -len(found) <= index < len(found):
+            seen = ", ".join(type(item[0]).__name__ for item in self.asked)
+            raise CompileError(f"{name}: the library compiled {seen or 'nothing'}, no {kind} number {index}.")
+        return found[index]
 
 
 def _launch_nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -143,10 +187,11 @@ def compile_by_library(
 
     Args:
         call: the library's function with its arguments, run under torch's fake tensors.
-        wanted, check: as for `Recorder`.
+        wanted: which host object, as for `Recorder.pick`.
+        check: called with it before it is compiled; raises if it is not what was expected.
         spec, names, bindings: as of `HostFunction`.
         forget: empties the library's caches, before a second trace.
-    Raises: CompileError naming what was compiled when the wanted host function is not among it.
+    Raises: CompileError when the wanted host function is not among what the library compiles.
     """
     import cutlass.cute as cute
     import torch
@@ -158,18 +203,18 @@ def compile_by_library(
 
     def traced(stand_in: StandInDevice) -> Any:
         device.be(stand_in)
-        recorder = Recorder(real, wanted, request["symbol"], options, check)
+        recorder = Recorder(real)
         cute.compile = recorder
-        try:
-            with FakeTensorMode():
+        with FakeTensorMode():
+            try:
                 call()
-        finally:
-            cute.compile = real
-        if recorder.compiled is None:
-            raise CompileError(
-                f"{request['name']}: {wanted[0]} number {wanted[1]} was not compiled; compiled: {recorder.seen}."
-            )
-        return recorder.compiled
+            finally:
+                cute.compile = real
+            host, args, kwargs = recorder.pick(wanted, request["name"])
+            if check is not None:
+                check(host)
+            name_kernels(host, request["symbol"])
+            return real(host, *args, **kwargs | {"options": options})
 
     def again() -> Any:
         forget()

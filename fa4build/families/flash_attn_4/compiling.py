@@ -74,7 +74,8 @@ def _wanted(call: str, arch: str, dims: tuple[int, int]) -> tuple[str, int]:
         "bwd_preprocess": ("FlashAttentionBackwardPreprocess", 0),
         "bwd": (f"FlashAttentionBackwardSm{family}", 0),
         "bwd_dq": ("FlashAttentionBackwardPostprocess", 0),
-        "bwd_dkv": ("FlashAttentionBackwardPostprocess", 1),
+        # The last: where dq, dk and dv are converted by equal kernels, the library compiles one.
+        "bwd_dkv": ("FlashAttentionBackwardPostprocess", -1),
     }[call]
 
 
