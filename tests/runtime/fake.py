@@ -49,6 +49,10 @@ class FakeDriver:
     def reset(self):
         self._library.fake_reset()
 
+    def reset_launches(self):
+        """Forget the launches so far, keep what is loaded."""
+        self._library.fake_reset_launches()
+
     def fail(self, call, code=1):
         """Let a driver call return an error from now on."""
         self._library.fake_fail(call.encode(), code)
@@ -175,11 +179,18 @@ def forward_plan(kernel, dtype="bf16"):
 
 
 def entry_axes(variant_id):
-    """The axes of a dense forward variant from its id, as the builder's manifest lists them."""
-    op, _arch, dtype, head_dim, mask = variant_id.split("-")[:5]
+    """The axes of a dense variant from its id, as the builder's manifest lists them."""
+    op, _arch, dtype, head_dim, *fields = variant_id.split("-")
+    mask = fields[0] if fields else "full"
     dims = [int(x) for x in head_dim.removeprefix("hd").split("x")]
     axes = {"dtype": dtype, "head_dim": dims[0], "head_dim_v": dims[-1], "mask": mask, "layout": "dense"}
-    axes |= {"split": False, "cta_group": 1, "deterministic": False, "softcap": False, "sink": False}
+    axes |= {
+        "split": False,
+        "cta_group": 1,
+        "deterministic": "deterministic" in fields,
+        "softcap": False,
+        "sink": False,
+    }
     return op, axes
 
 
