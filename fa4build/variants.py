@@ -242,8 +242,25 @@ KERNELS: tuple[Kernel, ...] = (
                 "op": ("fwd",),
                 "arch": ("sm100a", "sm103a"),
                 "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
+                "head_dims": ((64, 64), (96, 96), (128, 128)),
                 "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    Kernel(
+        template="fwd_sm100.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((192, 128),),
+                "mask": ("full", "causal"),
                 "layout": ("dense",),
                 "split": (False,),
                 "cta_group": (1,),

@@ -43,6 +43,7 @@ TILE_M = 128
 NUM_TILES = 2
 SOFTMAX_WARPS, CORRECTION_WARP, MMA_WARP, STORE_WARP, LOAD_WARP = 8, 8, 12, 13, 14
 WARPS_PER_TILE = 4
+STORE_COLUMNS = 16  # columns of P converted and stored at a time: as many packed registers as it has pairs
 TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
 LOG2_E = 1.4426950408889634
 
@@ -595,25 +596,23 @@ class ForwardSm100:
     @cute.jit
     def _store_probabilities(self, i, bars, scores, values, row, reference_log2, scale_log2):
         """exp2 and conversion a fragment at a time, into the upper half of the score columns."""
-        half = score_rows.FRAGMENT // 2
         packed = cute.make_tensor(
             scores.iterator + self.tile_n // 2,
             cute.make_layout(((TILE_M, self.tile_n // 2), 1, 1), stride=((TMEM_LANE, 1), 0, 0)),
         )
-        store, target = correction.row_copies(packed, half, row, True)
-        pieces = self.tile_n // score_rows.FRAGMENT
-        for piece in cutlass.range_constexpr(pieces):
-            score_rows.probabilities(values, piece * score_rows.FRAGMENT, reference_log2, scale_log2, *self.exp2)
-            converted = cute.make_rmem_tensor((score_rows.FRAGMENT,), self.dtype)
-            converted.store(_piece(values, piece, score_rows.FRAGMENT).load().reshape(converted.shape).to(self.dtype))
-            cute.copy(store, _piece(cute.recast_tensor(converted, Float32), 0, half), target[None, None, piece])
-            if const_expr(piece >= pieces * 3 // 4 - 1):
+        store, target = correction.row_copies(packed, STORE_COLUMNS // 2, row, True)
+        for begin in cutlass.range_constexpr(0, self.tile_n, STORE_COLUMNS):
+            score_rows.probabilities(values, begin, begin + STORE_COLUMNS, reference_log2, scale_log2, *self.exp2)
+            piece = begin // STORE_COLUMNS
+            converted = cute.make_rmem_tensor((STORE_COLUMNS,), self.dtype)
+            converted.store(_piece(values, piece, STORE_COLUMNS).load().reshape(converted.shape).to(self.dtype))
+            words = _piece(cute.recast_tensor(converted, Float32), 0, STORE_COLUMNS // 2)
+            cute.copy(store, words, target[None, None, piece])
+            if const_expr(begin + STORE_COLUMNS in (self.tile_n * 3 // 4, self.tile_n)):
                 arch.fence_view_async_tmem_store()
                 fence_before_arrive()
-                if const_expr(piece == pieces * 3 // 4 - 1):
-                    self._arrive_warp(bars.p_ready + i)
-                else:
-                    self._arrive_warp(bars.p_last + i)
+                is_last = begin + STORE_COLUMNS == self.tile_n
+                self._arrive_warp((bars.p_last if const_expr(is_last) else bars.p_ready) + i)
 
     @cute.jit
     def _arrive_warp(self, barrier):

@@ -62,18 +62,19 @@ def update_max(old_max: Float32, scores, scale_log2: Float32, threshold: cutlass
 def probabilities(
     scores,
     begin: cutlass.Constexpr[int],
+    end: cutlass.Constexpr[int],
     reference_log2: Float32,
     scale_log2: Float32,
     frequency: cutlass.Constexpr[int],
     first_fragment: cutlass.Constexpr[int],
 ):
-    """scores[begin : begin + FRAGMENT] = 2^(score * scale_log2 - reference_log2), in place.
+    """scores[begin:end] = 2^(score * scale_log2 - reference_log2), in place.
 
     Args:
         reference_log2: reference point times scale_log2, minus the offset of the probability type.
         frequency, first_fragment: which columns take the FMA pipe, see `exp2_emulation.is_emulated`.
     """
-    for i in cutlass.range_constexpr(begin, begin + FRAGMENT, 2):
+    for i in cutlass.range_constexpr(begin, end, 2):
         x0, x1 = arch.fma_packed_f32x2(
             (scores[i], scores[i + 1]), (scale_log2, scale_log2), (-reference_log2, -reference_log2)
         )
