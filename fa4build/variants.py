@@ -252,6 +252,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "sink": (False,),
             }
         ),
+    ),
     Kernel(
         template="fwd_sm100.py.j2",
         axes=MappingProxyType(
