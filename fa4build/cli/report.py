@@ -31,6 +31,13 @@ EXISTING = click.Path(exists=True, path_type=Path)
     show_default=True,
     help="A folder of measurements (JSON). Repeatable.",
 )
+@click.option(
+    "--timelines",
+    "timeline_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A folder of the timing model's drawings (SVG). Repeatable.",
+)
 @cache_dir_option
 @json_option
 def command(
@@ -38,6 +45,7 @@ def command(
     packs: tuple[Path, ...],
     evidence_dirs: tuple[Path, ...],
     benchmark_dirs: tuple[Path, ...],
+    timeline_dirs: tuple[Path, ...],
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -59,7 +67,13 @@ def command(
         raise click.UsageError("--out FILE.html says where the page goes; with --json it may be left out.")
     start = time.monotonic()
     measured = [path for folder in (*benchmark_dirs, *evidence_dirs) for path in sorted(folder.rglob("*.json"))]
-    data = collect(open_cache(cache_dir), packs=packs, evidence_dirs=evidence_dirs, benchmarks=measured)
+    data = collect(
+        open_cache(cache_dir),
+        packs=packs,
+        evidence_dirs=evidence_dirs,
+        benchmarks=measured,
+        timelines=timeline_dirs,
+    )
     if out_file is not None:
         size = write_report(data, out_file)
         note(f"{out_file}: {human_bytes(size)}, {time.monotonic() - start:.1f} s")

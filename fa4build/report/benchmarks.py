@@ -28,6 +28,43 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Simulated cycles a block of keys: case -> kernel (ours, upstream) -> cycles. source: name of the file."""
+
+    source: str
+    cases: Mapping[str, Mapping[str, float]]
+
+
+def read_comparisons(paths: Iterable[Path]) -> tuple[Comparison, ...]:
+    """Side-by-side runs of the timing model among these files: every case has `cycles_per_block` for its kernels."""
+    found = []
+    for path in sorted(paths, key=lambda path: path.name):
+        cases = {name: _cycles(case) for name, case in _read(path).items()}
+        if cases and all(cases.values()):
+            found.append(Comparison(source=path.name, cases=cases))
+    return tuple(found)
+
+
+def _cycles(case: Any) -> dict[str, float]:
+    if not isinstance(case, dict):
+        return {}
+    return {
+        name: float(kernel["cycles_per_block"])
+        for name, kernel in case.items()
+        if isinstance(kernel, dict) and "cycles_per_block" in kernel
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file's JSON object; empty for anything else."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """One list of measurements.
 
@@ -46,20 +83,15 @@ def read_benchmarks(paths: Iterable[Path]) -> tuple[Benchmark, ...]:
     """All lists of measurements in these files, sorted by file name. A file that is no JSON holds none."""
     found = []
     for path in sorted(paths, key=lambda path: path.name):
-        try:
-            document = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
+        document = _read(path)
         setting = _setting(document)
         for name, rows in _lists(document):
             found.append(Benchmark(source=path.name, name=name, setting=setting, panels=tuple(_panels(rows))))
     return tuple(found)
 
 
-def _setting(document: Any) -> dict[str, str]:
+def _setting(document: Mapping[str, Any]) -> dict[str, str]:
     """Top-level words and numbers: device, driver, date, versions."""
-    if not isinstance(document, dict):
-        return {}
     wanted = ("device", "driver", "date", "torch", "cuda", "python", "flash_attn_4", "cudnn")
     return {name: str(document[name]) for name in wanted if isinstance(document.get(name), (str, int, float))}
 

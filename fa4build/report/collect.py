@@ -13,7 +13,7 @@ from fa4build.errors import Fa4BuildError, ToolchainError
 from fa4build.evidence import LEVELS, Evidence, evidence_for, silicon_records
 from fa4build.pack import read_pack
 from fa4build.pipeline import find_cached
-from fa4build.report.benchmarks import Benchmark, read_benchmarks
+from fa4build.report.benchmarks import Benchmark, Comparison, read_benchmarks, read_comparisons
 from fa4build.report.timelines import Timeline, read_timelines
 from fa4build.variants import refused_variants, valid_variants, variant_axes, written_variants
 
@@ -88,6 +88,7 @@ class ReportData:
     variants: tuple[VariantRow, ...]
     packs: tuple[PackRow, ...]
     benchmarks: tuple[Benchmark, ...]
+    comparisons: tuple[Comparison, ...]
     timelines: tuple[Timeline, ...]
 
     def compiled(self) -> tuple[VariantRow, ...]:
@@ -101,18 +102,25 @@ class ReportData:
         document["variants"] = [_row_document(row) for row in self.variants]
         document["packs"] = [dataclasses.asdict(row) for row in self.packs]
         document["benchmarks"] = [dataclasses.asdict(row) for row in self.benchmarks]
+        document["comparisons"] = [dataclasses.asdict(row) for row in self.comparisons]
         document["timelines"] = [timeline.name for timeline in self.timelines]
         return document
 
 
 def collect(
-    cache: Cache, *, packs: Iterable[Path] = (), evidence_dirs: Sequence[Path] = (), benchmarks: Iterable[Path] = ()
+    cache: Cache,
+    *,
+    packs: Iterable[Path] = (),
+    evidence_dirs: Sequence[Path] = (),
+    benchmarks: Sequence[Path] = (),
+    timelines: Sequence[Path] = (),
 ) -> ReportData:
     """Read everything.
 
     Args:
         packs: wheels or packs of kernels. evidence_dirs: folders of records from GPUs.
         benchmarks: JSON files with measurements; what holds none is passed over.
+        timelines: folders of drawings, besides `timing` in the cache.
     Raises: WheelError or Fa4BuildError for a pack or record that is damaged.
     """
     entries = cache.entries()
@@ -126,7 +134,8 @@ def collect(
         variants=rows,
         packs=tuple(found),
         benchmarks=read_benchmarks(benchmarks),
-        timelines=read_timelines(cache.root),
+        comparisons=read_comparisons(benchmarks),
+        timelines=read_timelines([cache.root / "timing", *timelines]),
     )
 
 

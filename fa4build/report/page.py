@@ -6,7 +6,7 @@ from fa4build.files import write_atomically
 from fa4build.report.collect import ReportData
 from fa4build.report.grid import SIGNS, STAGES, grids, stage_of
 from fa4build.report.model_plots import model_plots
-from fa4build.report.plots import benchmark_plots, build_plots
+from fa4build.report.plots import benchmark_plots, build_plots, comparison_plots
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -47,7 +47,12 @@ def render_page(data: ReportData) -> str:
         grids=tuple(grids(data.variants)),
         stages=[(stage, SIGNS[stage], STAGE_WORDS[stage]) for stage in STAGES],
         stage_of=stage_of,
-        plots={"build": build_plots(data), "benchmarks": benchmark_plots(data.benchmarks), "models": model_plots()},
+        plots={
+            "build": build_plots(data),
+            "timing": comparison_plots(data.comparisons),
+            "benchmarks": benchmark_plots(data.benchmarks),
+            "models": model_plots(),
+        },
     )
 
 

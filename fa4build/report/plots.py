@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fa4build.report.benchmarks import Benchmark
+from fa4build.report.benchmarks import Benchmark, Comparison
 from fa4build.report.collect import ReportData, VariantRow
 from fa4build.report.style import INK, SERIES, plotting, to_svg
 
@@ -54,6 +54,12 @@ def build_plots(data: ReportData) -> tuple[Plot, ...]:
             _compression(data),
         )
     return tuple(plot for plot in drawn if plot is not None)
+
+
+def comparison_plots(comparisons: Sequence[Comparison]) -> tuple[Plot, ...]:
+    """One drawing a side-by-side run of the timing model."""
+    with plotting():
+        return tuple(_comparison(comparison, number) for number, comparison in enumerate(comparisons, 1))
 
 
 def benchmark_plots(benchmarks: Sequence[Benchmark]) -> tuple[Plot, ...]:
@@ -252,6 +258,34 @@ def _benchmark(benchmark: Benchmark, number: int) -> Plot:
     name = f"benchmark-{number}"
     title = f"{benchmark.name.replace('_', ' ')} ({benchmark.source})"
     return Plot(name=name, title=title, caption=setting or "The file names no device.", svg=to_svg(figure, name))
+
+
+def _comparison(comparison: Comparison, number: int) -> Plot:
+    """Bars of cycles a block, a kernel a colour."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for case in comparison.cases.values() for name in case))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * len(comparison.cases)), layout="constrained")
+    ax = figure.subplots()
+    height = 0.8 / len(names)
+    for index, name in enumerate(names):
+        places = [i + height * (index - (len(names) - 1) / 2) for i in range(len(comparison.cases))]
+        cycles = [case.get(name, 0.0) for case in comparison.cases.values()]
+        bars = ax.barh(places, cycles, height=0.9 * height, color=SERIES[index % len(SERIES)], label=name)
+        ax.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
+    ax.set_yticks(range(len(comparison.cases)), list(comparison.cases), fontsize=8)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.1)
+    ax.set_xlabel("cycles a block of keys")
+    figure.legend(ncols=len(names), loc="outside lower center")
+    name = f"timing-{number}"
+    return Plot(
+        name=name,
+        title=f"Cycles in the timing model ({comparison.source})",
+        caption="Steady state, both kernels in the same model.",
+        svg=to_svg(figure, name),
+    )
 
 
 def _seqlen_axis(ax: "Axes", values: Sequence[int]) -> None:
