@@ -7,6 +7,7 @@ are made by `kernel_family` from a list of kernels and need no more than a compi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -112,7 +113,7 @@ class OpRecipe:
 
     def document(self) -> dict[str, Any]:
         """The JSON object of a manifest (docs/formats.md, section 5)."""
-        return {**asdict(self), "axes": dict(self.axes)}
+        return json.loads(json.dumps(asdict(self)))
 
 
 # --- the family -------------------------------------------------------------------------------------------------------
