@@ -364,23 +364,22 @@ class BackwardSm100:
         arch.sync_threads()
         fence_after_wait()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
-        work = self._work(problem, tiles)
 
         if warp < COMPUTE_WARP:
             if const_expr(self.registers[1] > LAUNCH_REGISTERS):
                 arch.setmaxregister_increase(self.registers[1])
             else:
                 arch.setmaxregister_decrease(self.registers[1])
-            self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, work)
+            self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, self._work(problem, tiles))
         elif warp < MMA_WARP:
             arch.setmaxregister_increase(self.registers[0])
-            self._compute_role(bars, maps, shared, tmem, problem, work)
+            self._compute_role(bars, maps, shared, tmem, problem, self._work(problem, tiles))
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
-                self._mma_role(bars, shared, tmem, work)
+                self._mma_role(bars, shared, tmem, self._work(problem, tiles))
             elif warp == LOAD_WARP:
-                self._load_role(bars, maps, shared, dpsum, lse_log2, problem, work)
+                self._load_role(bars, maps, shared, dpsum, lse_log2, problem, self._work(problem, tiles))
         fence_before_arrive()
         arch.sync_threads()
         fence_after_wait()
@@ -429,7 +428,8 @@ class BackwardSm100:
 
     @cute.jit
     def _work(self, problem: Problem, tiles: Tiles) -> Work:
-        """The tile of keys of this CTA, the same for every role."""
+        """The tile of keys of this CTA. Every role computes it anew: values that lived across the branch to the roles
+        would count against the registers of all of them (seen as spills)."""
         tile = single_tile.tile_at(arch.block_idx()[0], tiles.num_n_blocks, tiles.num_heads_kv)
         n_block = tile.m_block
         if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
@@ -821,13 +821,7 @@ class BackwardSm100:
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
             fence_after_wait()
-            load, source = correction.row_copies(
-                self._columns_at(tmem, self.tmem.dq, self.head_dim), FRAGMENT, row, False
-            )
-            values = cute.make_rmem_tensor((self.head_dim,), Float32)
-            for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
-                cute.copy(load, source[None, None, piece], self._piece(values, piece, FRAGMENT))
-            arch.fence_view_async_tmem_load()
+            rest = self._read_tile(shared, tmem, row, quarter)
             fence_before_arrive()
             self._arrive_warp(bars.dq_empty)
             if is_adding:
@@ -836,7 +830,7 @@ class BackwardSm100:
                         self._end_turn(counter)
                     counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
                     turns.wait_turn(counter, WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
-                self._add_tile(maps, shared, values, work, step, row, quarter, turn)
+                self._add_tile(maps, shared, rest, work, step, row, quarter)
             step = self._next_step(step, work)
             turn = turn + 1
         with arch.elect_one():
@@ -868,22 +862,45 @@ class BackwardSm100:
         )  # fmt: skip
 
     @cute.jit
-    def _add_tile(self, maps, shared, values, work, step, row, quarter, turn):
-        """One warp's 32 rows of dQ: registers -> shared memory -> added to global memory, 32 columns at a time."""
+    def _read_tile(self, shared, tmem, row, quarter):
+        """This warp's 32 rows of dQ: the first columns to the staging slots, which are free by now, the rest to
+        registers, so that tensor memory is free before anything is added. Returns the registers."""
+        pieces = self.head_dim // FRAGMENT
+        load, source = correction.row_copies(self._columns_at(tmem, self.tmem.dq, self.head_dim), FRAGMENT, row, False)
+        with arch.elect_one():
+            arch.cp_async_bulk_wait_group(0, read=True)
+        arch.sync_warp()
+        values = cute.make_rmem_tensor((FRAGMENT * DQ_SLOTS,), Float32)
+        for piece in cutlass.range_constexpr(DQ_SLOTS):
+            cute.copy(load, source[None, None, piece], self._piece(values, piece, FRAGMENT))
+        arch.fence_view_async_tmem_load()
+        for piece in cutlass.range_constexpr(DQ_SLOTS):
+            self._stage(shared, values, piece, row, quarter, piece)
+        rest = cute.make_rmem_tensor((FRAGMENT * max(pieces - DQ_SLOTS, 1),), Float32)
+        for piece in cutlass.range_constexpr(DQ_SLOTS, pieces):
+            cute.copy(load, source[None, None, piece], self._piece(rest, piece - DQ_SLOTS, FRAGMENT))
+        arch.fence_view_async_tmem_load()
+        return rest
+
+    @cute.jit
+    def _stage(self, shared, values, piece: cutlass.Constexpr[int], row, quarter, slot: cutlass.Constexpr[int]):
+        """32 columns of this warp's rows to one of its staging slots."""
+        chunk = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
+        cute.autovec_copy(chunk, shared.dq[row % FRAGMENT, None, quarter * DQ_SLOTS + slot])
+        arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def _add_tile(self, maps, shared, rest, work, step, row, quarter):
+        """Adds this warp's rows of dQ to global memory, 32 columns at a time: what is staged, then the rest."""
         target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
         for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
-            tile = quarter * DQ_SLOTS + self._dq_slot(turn, piece)
-            with arch.elect_one():
-                arch.cp_async_bulk_wait_group(DQ_SLOTS - 1, read=True)
-            arch.sync_warp()
-            chunk = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
-            cute.autovec_copy(chunk, shared.dq[row % FRAGMENT, None, tile])
-            arch.fence_proxy("async.shared", space="cta")
+            slot = piece % DQ_SLOTS
+            if const_expr(piece >= DQ_SLOTS):
+                with arch.elect_one():
+                    arch.cp_async_bulk_wait_group(DQ_SLOTS - 1, read=True)
+                arch.sync_warp()
+                self._stage(shared, rest, piece - DQ_SLOTS, row, quarter, slot)
             arch.sync_warp()
             m_tile = step.m_block * WARPS_PER_GROUP + quarter
-            self._store_box(maps.dq, shared.dq[None, None, tile], target[None, None, m_tile, piece], True)
-
-    def _dq_slot(self, turn, piece: int):
-        """Staging slot of a piece: slots take turns, also from tile to tile."""
-        pieces = self.head_dim // FRAGMENT
-        return piece % DQ_SLOTS if pieces % DQ_SLOTS == 0 else (turn * pieces + piece) & (DQ_SLOTS - 1)
+            source = shared.dq[None, None, quarter * DQ_SLOTS + slot]
+            self._store_box(maps.dq, source, target[None, None, m_tile, piece], True)
