@@ -17,6 +17,7 @@ from fa4build.tuning_backward import (
     BackwardTuning,
     BackwardTuningRow,
     NoTuning,
+    Sm100BackwardTuning,
     backward_row_for,
     has_backward_tuning,
 )
@@ -118,7 +119,7 @@ class TuningRow:
     tuning: Tuning
 
 
-AnyTuning = Tuning | BackwardTuning | NoTuning
+AnyTuning = Tuning | BackwardTuning | Sm100BackwardTuning | NoTuning
 WITHOUT_TUNING = ("bwd_preprocess", "bwd_postprocess")
 
 

@@ -47,25 +47,74 @@ class BackwardTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sm100BackwardTuning:
+    """How the main backward kernel of sm100a and sm103a is built. Tiles are 128 keys by 128 queries.
+
+    Attributes:
+        q_stages, dout_stages: tiles of Q and of dO that shared memory holds.
+        consumer_registers: registers of each thread that computes P and dS, two warpgroups.
+        reduce_registers: of each thread that adds dQ to global memory, one warpgroup.
+        producer_registers: of each thread that loads or issues matrix instructions, one warpgroup.
+    """
+
+    q_stages: int
+    dout_stages: int
+    consumer_registers: int
+    reduce_registers: int
+    producer_registers: int
+
+    @property
+    def correction_registers(self) -> int:
+        """The third role's budget: of the threads that add dQ."""
+        return self.reduce_registers
+
+    @property
+    def registers(self) -> int:
+        """Registers of all threads of one thread block: four warpgroups."""
+        return WARPGROUP_THREADS * (2 * self.consumer_registers + self.reduce_registers + self.producer_registers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardTuningRow:
     """A tuning with the name of its row and the source of its numbers, both for `explain` only."""
 
     name: str
     source: str
-    tuning: BackwardTuning
+    tuning: BackwardTuning | Sm100BackwardTuning
 
 
 _TABLE = "tiles and stages of flash-attn-4 4.0.0b36 for SM90 backward"
 _TILE_M = {(64, 64): 128, (96, 96): 64, (128, 128): 64}
 
+_SM100_SOURCE = (
+    "stages: what 227 KiB hold beside K, V, dS and the staged dQ; registers: no role spills with ptxas V13.4.59, over "
+    "all masks, types and both orders of dQ"
+)
+_SM100_STAGES = {(64, 64): (2, 2), (96, 96): (2, 2), (128, 128): (2, 1)}  # of Q, of dO
+
 
 def has_backward_tuning(variant: Variant) -> bool:
     """Whether there is a row for this variant."""
-    return variant.op == "bwd" and variant.arch == "sm90a" and variant.head_dims in _TILE_M
+    if variant.op != "bwd" or variant.cta_group != 1:
+        return False
+    return variant.head_dims in (_TILE_M if variant.arch == "sm90a" else _SM100_STAGES)
 
 
 def backward_row_for(variant: Variant) -> BackwardTuningRow:
     """The row that decides how a valid backward variant is built. Contract: has_backward_tuning(variant)."""
+    return _sm90_row(variant) if variant.arch == "sm90a" else _sm100_row(variant)
+
+
+def _sm100_row(variant: Variant) -> BackwardTuningRow:
+    q_stages, dout_stages = _SM100_STAGES[variant.head_dims]
+    tuning = Sm100BackwardTuning(
+        q_stages=q_stages, dout_stages=dout_stages, consumer_registers=144, reduce_registers=128, producer_registers=96
+    )
+    name = f"bwd-{variant.arch}-{spell_head_dims(variant.head_dims)}"
+    return BackwardTuningRow(name=name, source=_SM100_SOURCE, tuning=tuning)
+
+
+def _sm90_row(variant: Variant) -> BackwardTuningRow:
     tuning = BackwardTuning(
         tile_m=_TILE_M[variant.head_dims],
         q_stages=2,

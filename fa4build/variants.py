@@ -288,6 +288,22 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="bwd_sm100.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "cta_group": (1,),
+                "deterministic": (False, True),
+                "softcap": (False,),
+            }
+        ),
+    ),
+    Kernel(
         template="bwd_preprocess.py.j2",
         axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense",)}),
     ),
