@@ -31,17 +31,20 @@ FORWARD = {
     "window": {"causal": False, "window": 64},
     "fp8": {"fp8": True},
     "fp8-hd64": {"fp8": True, "head_dim": 64},
+    "varlen": {"varlen": [100, 257, 40]},
+    "cluster-launch-control": {"seqlen_q": 600, "environment": {"FA_CLC": "1"}},
     "split-kv": {"seqlen_q": 8, "seqlen_k": 700, "num_splits": 3},
 }
 BACKWARD = {
     "hd128-causal-2cta": {},
     "hd128-full-2cta": {"causal": False},
+    "hd128-causal-1cta": {"environment": {"FA_DISABLE_2CTA": "1"}},
     "hd64-causal": {"head_dim": 64},
     "hd64-full": {"head_dim": 64, "causal": False},
     "deterministic": {"deterministic": True},
     "gqa": {"heads_q": 4},
 }
-SM90_FORWARD = ("hd128-causal", "hd128-full", "hd64-causal", "hd256", "gqa", "window")
+SM90_FORWARD = ("hd128-causal", "hd128-full", "hd64-causal", "hd256", "gqa", "window", "varlen")
 SM90_BACKWARD = ("hd128-causal-2cta", "hd64-causal", "deterministic", "gqa")
 OUT_ERROR, FP8_OUT_ERROR, LSE_ERROR, GRADIENT_ERROR = 0.008, 0.04, 1e-4, 0.01
 
@@ -54,6 +57,7 @@ def _run(arch: int, case: dict, tmp_path) -> dict:
         FLASH_ATTENTION_NUM_SMS="148",
         CUTE_DSL_KEEP="ptx,cubin",
         CUTE_DSL_DUMP_DIR=str(tmp_path),
+        **case.get("environment", {}),
     )
     command = [sys.executable, "-m", "tests.simulate.upstream_run", json.dumps(case)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
@@ -75,6 +79,8 @@ def test_forward(arch, name, tmp_path):
 
     assert result["out"] < (FP8_OUT_ERROR if case.get("fp8") else OUT_ERROR)
     assert result["lse"] < LSE_ERROR
+    if "2cta" in name:
+        assert result["clusters"] == [2]
 
 
 def _backward_cases() -> list:

@@ -65,6 +65,8 @@ def forward(case: dict, options: dict) -> dict:
 
     def operator(torch, interface):
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        if case.get("varlen"):
+            return _varlen_forward(torch, interface, case)
         q, k, v = (torch.empty(shape, dtype=dtype, device="cuda") for shape in _shapes(case))
         extra = {"window_size_left": case["window"], "window_size_right": 0} if case.get("window") else {}
         if case.get("num_splits"):
@@ -74,11 +76,13 @@ def forward(case: dict, options: dict) -> dict:
 
     calls, tensors = trace(operator)
     host = Host()
-    q, k, v, out, lse = (host.array(t) for t in tensors)
+    q, k, v, out, lse = (host.array(t) for t in tensors[:5])
     rng = np.random.default_rng(case.get("seed", 1))
     for array in (q, k, v):
         sample = rng.standard_normal(array.shape).astype(np.float32)
         array[...] = f32_to_e4m3_rn_satfinite(sample.view(np.uint32)) if fp8 else bits(sample)
+    if case.get("varlen"):
+        return _varlen_errors(host, calls, tensors, case, options)
     executed = host.run(calls, **options)
     read = (lambda x: e4m3_to_f32(x).view(np.float32).astype(np.float64)) if fp8 else value
     group = case["heads_q"] // case["heads_kv"]
@@ -87,7 +91,39 @@ def forward(case: dict, options: dict) -> dict:
         "out": float(np.abs(value(out) - expected).max()),
         "lse": float(np.abs(lse - expected_lse).max()),
         "warp_instructions": executed,
+        "clusters": host.clusters,
     }
+
+
+def _varlen_forward(torch, interface, case: dict) -> tuple:
+    """Sequences one after the other, told apart by cumulative lengths."""
+    heads, d, count = case["heads_q"], case["head_dim"], len(case["varlen"])
+    total = sum(case["varlen"])
+    q, k, v = (torch.empty(total, heads, d, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    starts = torch.empty(count + 1, dtype=torch.int32, device="cuda")
+    longest = max(case["varlen"])
+    out, lse, *_ = interface._flash_attn_fwd(
+        q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest,
+        causal=case["causal"], return_lse=True,
+    )  # fmt: skip
+    return q, k, v, out, lse, starts
+
+
+def _varlen_errors(host: Host, calls: list, tensors: tuple, case: dict, options: dict) -> dict:
+    """Each sequence against attention of its own."""
+    q, k, v, out, lse, starts = (host.array(t) for t in tensors)
+    starts[...] = np.cumsum([0, *case["varlen"]])
+    executed = host.run(calls, **options)
+    worst_out = worst_lse = 0.0
+    for first, last in zip(starts[:-1], starts[1:], strict=True):
+        part = slice(first, last)
+        shape = {**case, "seqlen_q": last - first, "seqlen_k": last - first}
+        expected, expected_lse, _ = attention(
+            value(q[None, part]), value(k[None, part]), value(v[None, part]), visibility(shape)
+        )
+        worst_out = max(worst_out, float(np.abs(value(out[part]) - expected[0]).max()))
+        worst_lse = max(worst_lse, float(np.abs(lse[:, part] - expected_lse[0]).max()))
+    return {"out": worst_out, "lse": worst_lse, "warp_instructions": executed, "clusters": host.clusters}
 
 
 def _shapes(case: dict) -> tuple:
@@ -128,6 +164,7 @@ def backward(case: dict, options: dict) -> dict:
         "dk": float(np.abs(value(dk) - gather(np.einsum("bhqk,bqhd->bkhd", ds, value(q)) * scale, group)).max()),
         "dv": float(np.abs(value(dv) - gather(np.einsum("bhqk,bqhd->bkhd", p, g), group)).max()),
         "warp_instructions": executed,
+        "clusters": host.clusters,
     }
 
 

@@ -84,6 +84,7 @@ class Host:
     def __init__(self) -> None:
         self.memory = GlobalMemory()
         self._storages: dict[int, tuple] = {}
+        self.clusters: list[int] = []  # CTAs a cluster of every launch made
 
     def _storage(self, tensor) -> tuple[np.ndarray, int]:
         storage = tensor.untyped_storage()
@@ -110,9 +111,11 @@ class Host:
     def run(self, calls: list[Call], **options) -> int:
         """Simulates all calls in order; returns the warp instructions executed."""
         total = 0
+        self.clusters = []
         for call in calls:
             for launch in evaluate(call.plan, self._inputs(call)):
                 if not launch.is_empty:
+                    self.clusters.append(launch.cluster[0])
                     total += simulate_launch(call.ptx, launch, self.memory, **options).warp_instructions
         return total
 
