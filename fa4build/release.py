@@ -1,10 +1,13 @@
 """From cached compiles to the set of wheels that users install: everything is prepared before anything is written."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fa4build.arch import ARCHES, Arch
+from fa4build.budget import Forecast, Traits, forecast, part_labels, part_name, sample_of, split, traits_of
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import WheelError
 from fa4build.evidence import evidence_for, silicon_records
@@ -17,6 +20,7 @@ from fa4build.pipeline import find_cached, require_cached
 from fa4build.selection import Selection
 from fa4build.signing import SigningKey
 from fa4build.wheel import (
+    RUNTIME_NAME,
     SIZE_LIMIT_BYTES,
     PackLabels,
     PreparedWheel,
@@ -45,14 +49,14 @@ def write_wheels(
     family: Family | None = None,
     sign: SigningKey | None = None,
 ) -> tuple[WrittenWheel, ...]:
-    """Write one pack wheel for each selected target and one runtime wheel for each platform.
+    """Write one pack wheel for each selected target, more if it is over the limit, and one runtime for each platform.
 
     Args:
         selection: the variants; all of them must be in the cache.
         platforms: tags or machine names of the hosts; none = packs alone.
         evidence_dirs: committed records from GPUs; directories that do not exist count as empty. Default: `evidence/`
             of the checkout; an installed fa4build has none.
-        limit_bytes: refuse a larger wheel.
+        limit_bytes: split a pack that is larger, refuse a wheel that cannot be split.
         allow_spills: whether kernels whose registers spill to memory are packed.
         family: whose kernels; default: our own.
         sign: the key that signs the packs.
@@ -71,22 +75,65 @@ def write_wheels(
     by_target: dict[str, list[CacheEntry]] = {}
     for entry in entries:
         by_target.setdefault(entry.facts["target"], []).append(entry)
-    packs = [
-        _pack(
-            *(arch, by_target[arch.target], cache, silicon),
+    packs = {
+        arch: _packs(
+            *(arch, by_target[arch.target], cache, silicon, limit_bytes),
             out_dir=out_dir,
-            limit_bytes=limit_bytes,
             labels=_labels(family, kernels, arch),
             sign=sign,
         )
         for arch in ARCHES
         if arch.target in by_target
-    ]
-    runtimes = [
-        prepare_runtime_wheel(target, out_dir, limit_bytes=limit_bytes, compiler_cache=cache.root / "zig")
-        for target in targets
-    ]
-    return tuple(prepared.write() for prepared in (*packs, *runtimes))
+    }
+    parts = {arch.name: tuple(wheels) for arch, wheels in packs.items()} if family.pack_prefix == RUNTIME_NAME else {}
+    options: dict[str, Any] = {"limit_bytes": limit_bytes, "compiler_cache": cache.root / "zig", "parts": parts}
+    runtimes = [prepare_runtime_wheel(target, out_dir, **options) for target in targets]
+    prepared = [wheel for wheels in packs.values() for wheel in wheels.values()]
+    return tuple(wheel.write() for wheel in (*prepared, *runtimes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecasts:
+    """What `write_wheels` would make: packs, parts of packs where the limit asks for them, and what is not compiled."""
+
+    packs: tuple[Forecast, ...]
+    num_variants: int
+    missing: tuple[str, ...]
+
+
+def forecasts(selection: Selection, cache: Cache, *, family: Family, limit_bytes: int) -> Forecasts:
+    """Tell the sizes of packs from those kernels that are compiled already. Compiles and writes nothing."""
+    kernels = family.expand(selection)
+    found = find_cached(kernels, cache, family=family)
+    entries = {recipe.name: entry for recipe, entry in found if entry is not None}
+    packs: list[Forecast] = []
+    for arch in ARCHES:
+        traits = [traits_of(kernel) for kernel in kernels if kernel.arch == arch.name]
+        if traits:
+            packs += _forecast_parts(arch, traits, entries, cache, _labels(family, kernels, arch), limit_bytes)
+    missing = tuple(recipe.name for recipe, entry in found if entry is None)
+    return Forecasts(packs=tuple(packs), num_variants=len(kernels), missing=missing)
+
+
+def _forecast_parts(
+    arch: Arch,
+    traits: Sequence[Traits],
+    entries: Mapping[str, CacheEntry],
+    cache: Cache,
+    labels: PackLabels,
+    limit_bytes: int,
+) -> list[Forecast]:
+    """One forecast for each part of a target; a pack of unknown size is not split."""
+    needed = [entries[name] for name in sample_of(traits) if name in entries]
+    sampled = {entry.name: artifact_of(entry, cache, {}) for entry in needed}
+    made: dict[str, Forecast] = {}
+
+    def size_of(part: str, kernels: Sequence[Traits]) -> int:
+        name = part_name(labels, part)
+        made[part] = forecast(kernels, sampled, arch=arch, toolchain=toolchain_of(needed), name=name)
+        return made[part].size or 0
+
+    return [made[part] for part in split(traits, size_of, limit_bytes)]
 
 
 def _committed_evidence() -> tuple[Path, ...]:
@@ -141,16 +188,34 @@ def toolchain_of(entries: Iterable[CacheEntry]) -> dict[str, str]:
     return seen
 
 
-def _pack(
+def _packs(
     arch: Arch,
     entries: list[CacheEntry],
     cache: Cache,
     silicon: Mapping[str, Mapping[str, Any]],
+    limit_bytes: int,
+    *,
+    labels: PackLabels,
     **options: Any,
-) -> PreparedWheel:
-    """The pack wheel of one target; options as for `prepare_pack_wheel`."""
-    artifacts = [artifact_of(entry, cache, silicon) for entry in entries]
-    return prepare_pack_wheel(artifacts, arch=arch, toolchain=toolchain_of(entries), **options)
+) -> dict[str, PreparedWheel]:
+    """Name -> wheel: the pack of one target, or its parts. Options as for `prepare_pack_wheel`."""
+    artifacts = {entry.name: artifact_of(entry, cache, silicon) for entry in entries}
+    toolchain = toolchain_of(entries)
+    prepared: dict[str, PreparedWheel] = {}
+
+    def size_of(part: str, kernels: Sequence[Traits]) -> int:
+        ids = [kernel.id for kernel in kernels]
+        named = part_labels(labels, part, ids)
+        chosen = [artifacts[name] for name in ids]
+        wheel = prepare_pack_wheel(
+            chosen, arch=arch, toolchain=toolchain, labels=named, limit_bytes=sys.maxsize, **options
+        )
+        prepared[part] = wheel
+        return wheel.size
+
+    kernels = [Traits(id=name, op=a.facts.op, axes=a.facts.axes) for name, a in artifacts.items()]
+    parts = split(kernels, size_of, limit_bytes)
+    return {part_name(labels, part): prepared[part] for part in parts}
 
 
 def _labels(family: Family, kernels: Sequence[Any], arch: Arch) -> PackLabels:

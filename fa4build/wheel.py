@@ -6,6 +6,8 @@ them is kept in its SBOM.
 """
 
 import hashlib
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +79,11 @@ class PreparedWheel:
 
     path: Path
     data: bytes | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the wheel."""
+        return self.path.stat().st_size if self.data is None else len(self.data)
 
     def write(self) -> WrittenWheel:
         """Write it, whole or not at all."""
@@ -249,6 +256,15 @@ def prepare_runtime_wheel(
         sboms={SBOM_FILE: _runtime_sbom(version, sources, compiler, inputs)},
     )
     return _prepared(source, out_dir, limit_bytes)
+
+
+def pack_wheel_size(artifacts: Iterable[Artifact], *, arch: Arch, toolchain: Mapping[str, str]) -> int:
+    """Bytes of the wheel that `prepare_pack_wheel` would make, whatever the limit. Nothing is written."""
+    prepared = prepare_pack_wheel(
+        artifacts, arch=arch, toolchain=toolchain, out_dir=Path(os.devnull), limit_bytes=sys.maxsize
+    )
+    assert prepared.data is not None  # there is no such wheel in os.devnull that could be current
+    return len(prepared.data)
 
 
 def runtime_modules(package_dir: Path) -> dict[str, bytes]:

@@ -315,9 +315,22 @@ def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_p
             "fa4-kernels (manylinux_2_28_aarch64)",
         ],
         "variants": 1,
+        "limit": 100_000_000,
+        "packs": [
+            {
+                "name": "fa4-kernels-sm90a",
+                "num_kernels": 1,
+                "num_sampled": 0,
+                "size": None,
+                "missing": [VARIANT_ID],
+            }
+        ],
         "missing": [VARIANT_ID],
     }
-    assert packs.out.splitlines() == ["would write fa4-kernels-sm90a into dist/", f"would compile {VARIANT_ID}"]
+    assert packs.out.splitlines() == [
+        "would write fa4-kernels-sm90a into dist/: size unknown, told from 0 of 1 kernels",
+        f"would compile {VARIANT_ID}",
+    ]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "B": 1, "k": 10**3, "M": 10**6, "G": 10**9, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class _Quantity(click.ParamType):
+class Quantity(click.ParamType):
     """A number with one of some units."""
 
     def __init__(self, name: str, units: str, example: str) -> None:
@@ -116,9 +116,9 @@ def verify(cache_dir: Path | None, as_json: bool) -> None:
 
 @command.command("prune")
 @click.option(
-    "--older-than", "max_age", type=_Quantity("age", "smhdw", "30d"), help="Remove what was not used for so long."
+    "--older-than", "max_age", type=Quantity("age", "smhdw", "30d"), help="Remove what was not used for so long."
 )
-@click.option("--max-size", type=_Quantity("size", "BkMG", "2G"), help="Then the longest unused, until this is left.")
+@click.option("--max-size", type=Quantity("size", "BkMG", "2G"), help="Then the longest unused, until this is left.")
 @cache_dir_option
 @json_option
 def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None, as_json: bool) -> None:

@@ -1,17 +1,20 @@
 """`fa4build wheel`: pack compiled kernels and the runtime into wheels."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fa4build.cli.cache import Quantity
 from fa4build.cli.common import (
     cache_dir_option,
     family_option,
     human_bytes,
     jobs_option,
     json_option,
+    note,
     open_cache,
     print_json,
     selection,
@@ -43,7 +46,16 @@ if TYPE_CHECKING:
 @click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
 @click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs the packs.")
-@click.option("--dry-run", is_flag=True, help="Only tell which wheels would be written, and what is missing.")
+@click.option(
+    "--limit",
+    "limit_bytes",
+    type=Quantity("size", "BkMG", "100M"),
+    default="100M",
+    show_default=True,
+    help="Largest wheel; a pack over it is split by direction, then by head_dim.",
+)
+@click.option("--dry-run", is_flag=True, help="Only tell which wheels there would be, how large, and what is missing.")
+@click.option("--sample", is_flag=True, help="With --dry-run: compile the kernels that sizes are told from.")
 @json_option
 def command(
     arches: tuple[str, ...],
@@ -58,7 +70,9 @@ def command(
     assert_cached: bool,
     allow_spills: bool,
     key_file: Path | None,
+    limit_bytes: float,
     dry_run: bool,
+    sample: bool,
     as_json: bool,
 ) -> int:
     """Pack compiled kernels and the runtime into wheels.
@@ -73,6 +87,7 @@ def command(
       fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
       fa4build wheel --arch sm90 --platform aarch64
       fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
+      fa4build wheel --arch sm100 --dry-run --sample       sizes, from a part of the kernels
       fa4build wheel --family flash-attn-4 --arch sm90 --no-runtime
     """
     from fa4build.families.registry import family_named
@@ -86,40 +101,79 @@ def command(
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
     wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
     key = None if key_file is None else load_key(key_file)
+    limit = round(limit_bytes)
     if dry_run:
-        return _dry_run(wanted, cache, family, hosts, out_dir, as_json)
+        if sample:
+            _compile_sample(wanted, cache, family, jobs, allow_spills)
+        return _dry_run(wanted, cache, family, hosts, out_dir, limit, as_json)
     if not assert_cached:
         from fa4build.cli.matrix import build
 
         code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills, family=family).exit_code
         if code:
             return code
-    options = {"out_dir": out_dir, "platforms": hosts, "allow_spills": allow_spills, "family": family, "sign": key}
+    options = {
+        "out_dir": out_dir,
+        "platforms": hosts,
+        "allow_spills": allow_spills,
+        "family": family,
+        "sign": key,
+        "limit_bytes": limit,
+    }
     wheels = write_wheels(wanted, cache, **options)
     _print(wheels, as_json)
     return 0
 
 
+def _compile_sample(
+    wanted: "Selection", cache: "Cache", family: "Family", jobs: int | None, allow_spills: bool
+) -> None:
+    """Compile what forecasts need. A kernel that fails is reported, and missing in the forecast."""
+    from fa4build.budget import sample_of, traits_of
+    from fa4build.cli.matrix import build
+    from fa4build.selection import Selection
+
+    kernels = family.expand(wanted)
+    globs = tuple(
+        name
+        for arch in sorted({kernel.arch for kernel in kernels})
+        for name in sample_of([traits_of(kernel) for kernel in kernels if kernel.arch == arch])
+    )
+    build(Selection(globs=globs), cache, jobs=jobs, allow_spills=allow_spills, family=family)
+
+
 def _dry_run(
-    wanted: "Selection", cache: "Cache", family: "Family", hosts: tuple[str, ...], out_dir: Path, as_json: bool
+    wanted: "Selection",
+    cache: "Cache",
+    family: "Family",
+    hosts: tuple[str, ...],
+    out_dir: Path,
+    limit: int,
+    as_json: bool,
 ) -> int:
-    """Names of the wheels, and the variants that would be compiled first."""
-    from fa4build.arch import ARCHES
+    """Names and sizes of the wheels, and the variants that would be compiled first."""
     from fa4build.launcher_build import platform_named
-    from fa4build.pipeline import find_cached
+    from fa4build.release import forecasts
     from fa4build.wheel import RUNTIME_NAME
 
-    variants = family.expand(wanted)
-    missing = [recipe.name for recipe, entry in find_cached(variants, cache, family=family) if entry is None]
-    names = [family.pack_name(arch.name) for arch in ARCHES if any(variant.arch == arch.name for variant in variants)]
-    names += [f"{RUNTIME_NAME} ({platform_named(host).tag})" for host in hosts]
+    found = forecasts(wanted, cache, family=family, limit_bytes=limit)
+    runtimes = [f"{RUNTIME_NAME} ({platform_named(host).tag})" for host in hosts]
     if as_json:
-        print_json({"out_dir": str(out_dir), "wheels": names, "variants": len(variants), "missing": missing})
+        packs = [dataclasses.asdict(forecast) for forecast in found.packs]
+        names = [*(forecast.name for forecast in found.packs), *runtimes]
+        facts = {"out_dir": str(out_dir), "wheels": names, "variants": found.num_variants, "limit": limit}
+        print_json({**facts, "packs": packs, "missing": list(found.missing)})
         return 0
-    for name in names:
+    for forecast in found.packs:
+        size = "size unknown" if forecast.size is None else f"about {human_bytes(forecast.size)}"
+        sampled = f"told from {forecast.num_sampled} of {forecast.num_kernels} kernels"
+        click.echo(f"would write {forecast.name} into {out_dir}/: {size}, {sampled}")
+    for name in runtimes:
         click.echo(f"would write {name} into {out_dir}/")
-    for name in missing:
+    for name in found.missing:
         click.echo(f"would compile {name}")
+    if any(forecast.missing for forecast in found.packs):
+        note("Sizes are told from a sample of compiled kernels; --sample compiles it.")
     return 0
 
 
