@@ -32,7 +32,7 @@ FORWARD = {
     "fp8": {"fp8": True},
     "fp8-hd64": {"fp8": True, "head_dim": 64},
     "varlen": {"varlen": [100, 257, 40]},
-    "cluster-launch-control": {"seqlen_q": 600, "environment": {"FA_CLC": "1"}},
+    "cluster-launch-control": {"seqlen_q": 600, "seqlen_k": 600, "environment": {"FA_CLC": "1"}},
     "split-kv": {"seqlen_q": 8, "seqlen_k": 700, "num_splits": 3},
 }
 BACKWARD = {
