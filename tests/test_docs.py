@@ -2,8 +2,8 @@
 
 Every command that a page shows is run: ```console blocks, line by line, page by page, each page in an empty directory
 of its own and all with one cache. Lines below a command are what it prints; `...` stands for anything. A command that
-cannot run without a GPU or a network is listed in NOT_RUN with its reason. Files a page shows are there for its commands.
-Links between pages lead somewhere, and docs/reference.md is what the commands say now.
+cannot run without a GPU or a network is listed in NOT_RUN with its reason. Files a page shows are there for its
+commands. Links between pages lead somewhere, and docs/reference.md is what the commands say now.
 """
 
 import ast
