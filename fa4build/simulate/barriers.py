@@ -359,7 +359,7 @@ def _enter(g, barrier: NamedBarrier, warp: int, required: int, b) -> None:
         )
     if warp in barrier.arrived and g.cta.observer is not None:
         g.cta.observer.note(
-            f"R14 barrier {barrier.index} at line {b.line}: warp {warp} arrives twice in one generation; the "
+            f"R14 barrier {barrier.index} at line {b.line}: a warp arrives twice in one generation; the "
             f"hardware counts both"
         )
     if len(barrier.arrived) * WARP >= required:

@@ -175,7 +175,9 @@ def _submit_store(b, g, mask, operands: _Operands, lanes: list[int], reduces: bo
     what = "tensor reduction" if reduces else "tensor store"
     op = AsyncOp(f"{what} of box {tmap.box} at {coordinates}, line {b.line}", [read, write])
     target = [] if buffer is None else [("box", plan, 0)]
-    source = [("smem", cta, np.unique(plan.shared_addresses // 16))]
+    # Units outside the tensor are not stored, so they need not have been written.
+    stored = plan.shared_addresses if plan.valid is None else plan.shared_addresses[plan.valid]
+    source = [("smem", cta, np.unique(stored // 16))]
     observe_issue(b, g, g.warps[lanes[0] // WARP], op, "bulk", source, target)
     add_to_bulk(g, mask, op, lanes)
     cta.cluster.engine.submit(op)

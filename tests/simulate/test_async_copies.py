@@ -182,6 +182,27 @@ def test_tensor_load_and_store(schedule):
     assert out[3, :4].tolist() == [47, 48, 0, 0]
 
 
+def test_store_of_a_box_that_sticks_out_needs_only_its_inside_written():
+    """Rows 2 and 3 of the box lie outside the tensor: they were never written, and that is no finding."""
+    body = (
+        "mov.b32 %r5, smem; shl.b32 %r6, %r0, 2; add.s32 %r6, %r6, %r5; setp.ge.u32 %p2, %r0, 8;"
+        "@!%p2 st.shared.b32 [%r6+1024], {value}; fence.proxy.async.shared::cta; bar.sync 0; setp.ne.s32 %p1, %r0, 0;"
+        "@%p1 bra ISSUED; add.s32 %r8, %r5, 1024; mov.b32 %r10, 0; mov.b32 %r11, 6;"
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {{%r10, %r11}}], [%r8];"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; ISSUED:"
+    )
+    out = run(body.format(value="%r0"), words=4, data=_map_in_data(FIRST_BUFFER), checks=True).reshape(8, 16)
+
+    assert out[6:, :4].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(SimulationError, match=r"R9 .*cp\.async\.bulk\.tensor.*reads smem\+1040, never written"):
+        run(
+            body.format(value="%r0").replace("%r0, 8;", "%r0, 4;"),
+            words=4,
+            data=_map_in_data(FIRST_BUFFER),
+            checks=True,
+        )
+
+
 @SCHEDULES
 def test_multicast_load_reaches_every_cta_of_the_mask(schedule):
     """One load, mask 3: the same offsets of both CTAs, and the bytes complete on both barriers."""
