@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,63 +29,28 @@ from fa4build.acceptance import (
     same_dtype_attention,
     window_of,
 )
-from fa4build.arch import arch_named
+from fa4build.acceptance_backward import backward_cases_for
 from fa4build.axes import Variant
-from fa4build.codegen.launch_plan import LaunchPlan, evaluate, failed_guard, plan_from_json
+from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
 from fa4build.errors import Fa4BuildError, SimulationError
-from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
 from fa4build.variants import parse_variant
+from fa4build.verify_backward import BACKWARD_OPS, prove_backward_case
+from fa4build.verify_runs import (
+    RUNS,
+    Request,
+    Run,
+    execute,
+    filled,
+    from_bits,
+    poisoned,
+    scalars_for,
+    softmax_scale,
+    to_bits,
+)
 
 LSE_TOLERANCE = 1e-4  # relative to max(1, |lse|); single precision with approximate exp2 and log2 gives 1e-6
+_PROOF_FILES = ("acceptance_backward.py", "verify_backward.py", "verify_runs.py")
 MAX_FAILURES = 3  # a broken kernel is broken in every case: the first ones say enough
-
-POISON = 0x7FC1  # a quiet NaN in bfloat16, in float16, and twice in float32
-_GUARD = {2: POISON, 4: POISON << 16 | POISON}
-_L2_BYTES = 50 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One way to execute a case; all ways must give the same bits.
-
-    Attributes:
-        schedule: of the simulator, `eager`, `late` or `random`.
-        padded: gaps between heads and tokens and guard zones around every tensor, filled with NaN; else compact, where
-            the simulator itself stops any access that leaves a tensor.
-        num_sms: multiprocessors the kernel is told of. Few make persistent blocks take several tiles.
-        checks: races, fences, uninitialised reads and leftovers are looked for.
-        by_warp: warps never run in lockstep.
-    """
-
-    schedule: str
-    padded: bool
-    num_sms: int
-    checks: bool = False
-    by_warp: bool = False
-    concurrent_clusters: int = 1
-
-
-RUNS = (
-    Run(schedule="eager", padded=False, num_sms=132, checks=True),
-    Run(schedule="late", padded=True, num_sms=2, checks=True),
-    Run(schedule="random", padded=True, num_sms=3, checks=True, by_warp=True, concurrent_clusters=2),
-)
-"""The first is compared with the reference; the others with the first, bit by bit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A kernel to prove, as plain data for another process.
-
-    `sha256` is over all that the outcome depends on but the seeds: a proof with more seeds covers one with fewer.
-    """
-
-    variant_id: str
-    ptx: str
-    plan: str
-    registers: int
-    seeds: tuple[int, ...]
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +91,7 @@ def covers(summary: Mapping[str, Any], request: Request) -> bool:
 def simulator_sha256() -> str:
     """Digest of every source and table that decides what a simulation says."""
     here = Path(__file__).parent
-    paths = [here / name for name in ("acceptance.py", "verify_simulate.py", "codegen/plan_evaluate.py")]
+    paths = [here / name for name in ("acceptance.py", "verify_simulate.py", *_PROOF_FILES, "codegen/plan_evaluate.py")]
     paths += (path for path in (here / "simulate").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     digest = hashlib.sha256()
     for path in sorted(paths):
@@ -135,23 +100,25 @@ def simulator_sha256() -> str:
 
 
 def has_cases(variant: Variant) -> bool:
-    """Whether there are acceptance cases: for dense 16-bit forward kernels."""
-    return variant.op == "fwd" and variant.layout == "dense" and variant.dtype in MANTISSA_BITS
+    """Whether there are acceptance cases: for dense 16-bit forward and backward kernels."""
+    is_known = variant.op in ("fwd", *BACKWARD_OPS)
+    return is_known and variant.layout == "dense" and variant.dtype in MANTISSA_BITS
 
 
 def _cases(variant: Variant) -> tuple[Case, ...]:
     if not has_cases(variant):
         raise SimulationError(
-            f"{variant.id}: there are acceptance cases for dense 16-bit forward kernels only. "
+            f"{variant.id}: there are acceptance cases for dense 16-bit forward and backward kernels only. "
             "Leave it out with a GLOB, or verify it with --static."
         )
-    return cases_for(variant)
+    return cases_for(variant) if variant.op == "fwd" else backward_cases_for(variant)
 
 
 def prove(request: Request, tell: Callable[[str], None]) -> Proof:
     """Run every acceptance case; `tell` gets a line at the start of each. A failing kernel is no error."""
     variant, plan = parse_variant(request.variant_id), plan_from_json(request.plan)
     cases = _cases(variant)
+    prove_one = prove_case if variant.op == "fwd" else prove_backward_case
     rows: list[Mapping[str, Any]] = []
     failures: list[str] = []
     for seed in request.seeds:
@@ -159,7 +126,7 @@ def prove(request: Request, tell: Callable[[str], None]) -> Proof:
             if len(failures) >= MAX_FAILURES:
                 break
             tell(f"case {number}/{len(cases)} {case.name}")
-            row, faults = prove_case(variant, request, plan, case, seed)
+            row, faults = prove_one(variant, request, plan, case, seed, RUNS)
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
     if len(failures) >= MAX_FAILURES:
@@ -238,54 +205,16 @@ def _execute(
     """One run. Raises: SimulationError as the simulator does, and when the plan refuses the case."""
     shapes = {"out": ((*drawn[0].shape[:3], variant.head_dim_v), np.uint16)}
     shapes["lse"] = ((case.batch, case.num_heads_q, case.seqlen_q), np.uint32)
-    buffers = {name: _filled(to_bits(x, variant.dtype), run.padded) for name, x in zip("qkv", drawn, strict=True)}
-    buffers |= {name: _poisoned(shape, dtype, run.padded) for name, (shape, dtype) in shapes.items()}
-    before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
-    memory = GlobalMemory()
-    arrays = {name: buffer.view for name, buffer in buffers.items()}
-    inputs = plan_inputs(plan, memory, arrays, _scalars(variant, case, run))
-    if (refusal := failed_guard(plan, inputs)) is not None:
-        raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
-    reports = [
-        simulate_launch(
-            request.ptx,
-            launch,
-            memory,
-            registers=request.registers,
-            by_warp=run.by_warp,
-            checks=run.checks,
-            schedule=run.schedule,
-            seed=seed,
-            concurrent_clusters=run.concurrent_clusters,
-        )
-        for launch in evaluate(plan, inputs)
-        if not launch.is_empty
-    ]
+    buffers = {name: filled(to_bits(x, variant.dtype), run.padded) for name, x in zip("qkv", drawn, strict=True)}
+    buffers |= {name: poisoned(shape, dtype, run.padded) for name, (shape, dtype) in shapes.items()}
+    ran = execute(request, plan, buffers, ("out", "lse"), scalars_for(variant, case, run), run, seed)
     return _Outputs(
-        out=arrays["out"].copy(),
-        lse=arrays["lse"].copy(),
-        warp_instructions=sum(report.warp_instructions for report in reports),
-        notes=tuple(note for report in reports for note in report.notes),
-        faults=tuple(_memory_faults(buffers, before)),
+        out=buffers["out"].view.copy(),
+        lse=buffers["lse"].view.copy(),
+        warp_instructions=ran.warp_instructions,
+        notes=ran.notes,
+        faults=ran.faults,
     )
-
-
-def _scalars(variant: Variant, case: Case, run: Run) -> dict[str, int | float]:
-    window_left, window_right = window_of(case, variant.mask)
-    return {
-        "softmax_scale": softmax_scale(variant),
-        "window_left": window_left,
-        "window_right": window_right,
-        "num_sms": run.num_sms,
-        "dev.sm_count": run.num_sms,
-        "dev.smem_optin": arch_named(variant.arch).smem_bytes,
-        "dev.l2_bytes": _L2_BYTES,
-    }
-
-
-def softmax_scale(variant: Variant) -> float:
-    """1/sqrt(head_dim) as the single-precision argument holds it."""
-    return float(np.float32(variant.head_dim**-0.5))
 
 
 def _judge(
@@ -328,60 +257,3 @@ def _first_difference(first: _Outputs, other: _Outputs) -> str:
         if len(places):
             return f"{name} {axes} {tuple(places[0].tolist())}, {len(places)} in all"
     raise AssertionError("equal outputs have no difference")
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Buffer:
-    """A tensor (`view`) and the memory it lies in (`whole`, the same where there is nothing around it)."""
-
-    whole: np.ndarray
-    view: np.ndarray
-
-
-def _poisoned(shape: tuple[int, ...], dtype: type, padded: bool) -> _Buffer:
-    """NaN everywhere. Padded: one more of every inner extent and 16 bytes or more a row, strides multiples of 16."""
-    if padded:
-        row = 16 // np.dtype(dtype).itemsize
-        around = (0, *(1 for _ in shape[1:-1]), row + -shape[-1] % row)
-    else:
-        around = (0,) * len(shape)
-    whole = np.full(
-        [extent + more for extent, more in zip(shape, around, strict=True)], _GUARD[dtype().itemsize], dtype
-    )
-    return _Buffer(whole=whole, view=whole[tuple(slice(extent) for extent in shape)])
-
-
-def _filled(bits: np.ndarray, padded: bool) -> _Buffer:
-    buffer = _poisoned(bits.shape, bits.dtype.type, padded)
-    buffer.view[...] = bits
-    return buffer
-
-
-def _memory_faults(buffers: Mapping[str, _Buffer], before: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Inputs and everything around outputs must be as they were."""
-    for name, buffer in buffers.items():
-        changed = buffer.whole != before[name]
-        if name in ("out", "lse"):
-            changed[tuple(slice(extent) for extent in buffer.view.shape)] = False
-        if changed.any():
-            place = tuple(np.argwhere(changed)[0].tolist())
-            what = "outside" if name in ("out", "lse") else "into"
-            yield f"wrote {what} {name}: {int(changed.sum())} elements, first at index {place} of {buffer.whole.shape}"
-
-
-def to_bits(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Bit patterns (u16) of values rounded to nearest even in `bf16` or `fp16`."""
-    if dtype == "fp16":
-        return round_to(x, dtype).astype(np.float16).view(np.uint16)
-    return (round_to(x, dtype).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Values in float64 of u16 bit patterns."""
-    bits = np.ascontiguousarray(bits)
-    if dtype == "fp16":
-        return bits.view(np.float16).astype(np.float64)
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -12,14 +12,12 @@ from fa4build import verify_simulate
 from fa4build.acceptance import Case, draw_inputs, reference, round_to, window_of
 from fa4build.errors import SimulationError
 from fa4build.variants import parse_variant
+from fa4build.verify_runs import POISON, memory_faults, poisoned
 from fa4build.verify_simulate import (
-    POISON,
     RUNS,
     _first_difference,
     _judge,
-    _memory_faults,
     _Outputs,
-    _poisoned,
     covers,
     from_bits,
     request_for,
@@ -122,7 +120,7 @@ def test_poison_is_a_nan_in_every_dtype():
 )
 def test_padded_tensors_keep_the_contract_of_the_kernel(shape, dtype):
     """Last stride 1, other strides multiples of 16 bytes, a gap behind every row and every head."""
-    buffer = _poisoned(shape, dtype, True)
+    buffer = poisoned(shape, dtype, True)
 
     assert buffer.view.shape == shape
     assert buffer.view.strides[-1] == buffer.view.itemsize
@@ -132,7 +130,7 @@ def test_padded_tensors_keep_the_contract_of_the_kernel(shape, dtype):
 
 def test_compact_tensors_have_nothing_around_them():
     """So that the simulator's bounds are the tensor's."""
-    buffer = _poisoned((2, 3, 4, 64), np.uint16, False)
+    buffer = poisoned((2, 3, 4, 64), np.uint16, False)
 
     assert buffer.whole.shape == buffer.view.shape
     assert buffer.view.base is buffer.whole
@@ -140,15 +138,15 @@ def test_compact_tensors_have_nothing_around_them():
 
 def test_a_write_outside_an_output_or_into_an_input_is_found_with_its_place():
     """One element in the gap behind a row of out; one of q."""
-    buffers = {"q": _poisoned((1, 2, 1, 8), np.uint16, True), "out": _poisoned((1, 2, 1, 8), np.uint16, True)}
+    buffers = {"q": poisoned((1, 2, 1, 8), np.uint16, True), "out": poisoned((1, 2, 1, 8), np.uint16, True)}
     before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
     buffers["out"].view[0, 1, 0, 3] = 1  # its own element: what it is for
-    assert list(_memory_faults(buffers, before)) == []
+    assert list(memory_faults(buffers, before, ("out", "lse"))) == []
 
     buffers["out"].whole[0, 1, 0, 8] = 1
     buffers["q"].view[0, 0, 0, 2] = 1
 
-    assert list(_memory_faults(buffers, before)) == [
+    assert list(memory_faults(buffers, before, ("out", "lse"))) == [
         "wrote into q: 1 elements, first at index (0, 0, 0, 2) of (1, 3, 2, 16)",
         "wrote outside out: 1 elements, first at index (0, 1, 0, 8) of (1, 3, 2, 16)",
     ]

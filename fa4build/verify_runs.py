@@ -1,0 +1,183 @@
+"""How a proof in the simulator runs a kernel: schedules, and tensors poisoned, fenced off and looked at again."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa4build.acceptance import Case, round_to, window_of
+from fa4build.arch import arch_named
+from fa4build.axes import Variant
+from fa4build.codegen.launch_plan import LaunchPlan, evaluate, failed_guard
+from fa4build.errors import SimulationError
+from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
+
+POISON = 0x7FC1  # a quiet NaN in bfloat16, in float16, and twice in float32
+_GUARD = {2: POISON, 4: POISON << 16 | POISON}
+_L2_BYTES = 50 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way to execute a case; all ways must give the same bits.
+
+    Attributes:
+        schedule: of the simulator, `eager`, `late` or `random`.
+        padded: gaps between heads and tokens and guard zones around every tensor, filled with NaN; else compact, where
+            the simulator itself stops any access that leaves a tensor.
+        num_sms: multiprocessors the kernel is told of. Few make persistent blocks take several tiles.
+        checks: races, fences, uninitialised reads and leftovers are looked for.
+        by_warp: warps never run in lockstep.
+    """
+
+    schedule: str
+    padded: bool
+    num_sms: int
+    checks: bool = False
+    by_warp: bool = False
+    concurrent_clusters: int = 1
+
+
+RUNS = (
+    Run(schedule="eager", padded=False, num_sms=132, checks=True),
+    Run(schedule="late", padded=True, num_sms=2, checks=True),
+    Run(schedule="random", padded=True, num_sms=3, checks=True, by_warp=True, concurrent_clusters=2),
+)
+"""The first is compared with the reference; the others with the first, bit by bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A kernel to prove, as plain data for another process.
+
+    `sha256` is over all that the outcome depends on but the seeds: a proof with more seeds covers one with fewer.
+    """
+
+    variant_id: str
+    ptx: str
+    plan: str
+    registers: int
+    seeds: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A tensor (`view`) and the memory it lies in (`whole`, the same where there is nothing around it)."""
+
+    whole: np.ndarray
+    view: np.ndarray
+
+
+def poisoned(shape: tuple[int, ...], dtype: type, padded: bool) -> Buffer:
+    """NaN everywhere. Padded: one more of every inner extent and 16 bytes or more a row, strides multiples of 16."""
+    if padded:
+        row = 16 // np.dtype(dtype).itemsize
+        around = (0, *(1 for _ in shape[1:-1]), row + -shape[-1] % row)
+    else:
+        around = (0,) * len(shape)
+    whole = np.full(
+        [extent + more for extent, more in zip(shape, around, strict=True)], _GUARD[dtype().itemsize], dtype
+    )
+    return Buffer(whole=whole, view=whole[tuple(slice(extent) for extent in shape)])
+
+
+def filled(bits: np.ndarray, padded: bool) -> Buffer:
+    """A tensor that holds these bits."""
+    buffer = poisoned(bits.shape, bits.dtype.type, padded)
+    buffer.view[...] = bits
+    return buffer
+
+
+def memory_faults(
+    buffers: Mapping[str, Buffer], before: Mapping[str, np.ndarray], outputs: tuple[str, ...]
+) -> Iterator[str]:
+    """Inputs and everything around outputs must be as they were."""
+    for name, buffer in buffers.items():
+        changed = buffer.whole != before[name]
+        if name in outputs:
+            changed[tuple(slice(extent) for extent in buffer.view.shape)] = False
+        if changed.any():
+            place = tuple(np.argwhere(changed)[0].tolist())
+            what = "outside" if name in outputs else "into"
+            yield f"wrote {what} {name}: {int(changed.sum())} elements, first at index {place} of {buffer.whole.shape}"
+
+
+def to_bits(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Bit patterns (u16) of values rounded to nearest even in `bf16` or `fp16`."""
+    if dtype == "fp16":
+        return round_to(x, dtype).astype(np.float16).view(np.uint16)
+    return (round_to(x, dtype).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Values in float64 of u16 bit patterns."""
+    bits = np.ascontiguousarray(bits)
+    if dtype == "fp16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def scalars_for(variant: Variant, case: Case, run: Run) -> dict[str, int | float]:
+    """Scalar arguments of forward and backward, and device facts."""
+    window_left, window_right = window_of(case, variant.mask)
+    return {
+        "softmax_scale": softmax_scale(variant),
+        "window_left": window_left,
+        "window_right": window_right,
+        "num_sms": run.num_sms,
+        "dev.sm_count": run.num_sms,
+        "dev.smem_optin": arch_named(variant.arch).smem_bytes,
+        "dev.l2_bytes": _L2_BYTES,
+    }
+
+
+def softmax_scale(variant: Variant) -> float:
+    """1/sqrt(head_dim) as the single-precision argument holds it."""
+    return float(np.float32(variant.head_dim**-0.5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a run did besides its results: instructions, notes of the checks, faults seen in memory."""
+
+    warp_instructions: int
+    notes: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+def execute(
+    request: Request,
+    plan: LaunchPlan,
+    buffers: Mapping[str, Buffer],
+    outputs: tuple[str, ...],
+    scalars: Mapping[str, int | float],
+    run: Run,
+    seed: int,
+) -> Ran:
+    """One run; results appear in the buffers. Raises: SimulationError as the simulator, and when the plan refuses."""
+    before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
+    memory = GlobalMemory()
+    inputs = plan_inputs(plan, memory, {name: buffer.view for name, buffer in buffers.items()}, scalars)
+    if (refusal := failed_guard(plan, inputs)) is not None:
+        raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
+    reports = [
+        simulate_launch(
+            request.ptx,
+            launch,
+            memory,
+            registers=request.registers,
+            by_warp=run.by_warp,
+            checks=run.checks,
+            schedule=run.schedule,
+            seed=seed,
+            concurrent_clusters=run.concurrent_clusters,
+        )
+        for launch in evaluate(plan, inputs)
+        if not launch.is_empty
+    ]
+    return Ran(
+        warp_instructions=sum(report.warp_instructions for report in reports),
+        notes=tuple(note for report in reports for note in report.notes),
+        faults=tuple(memory_faults(buffers, before, outputs)),
+    )
