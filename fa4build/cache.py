@@ -257,6 +257,25 @@ class Cache:
         write_atomically(self._action_path(key), _sealed(body), mode=0o444)
         return self._load(key)
 
+    def action(self, key: str) -> bytes:
+        """The document of an entry, as `adopt` takes it."""
+        return self._action_path(key).read_bytes()
+
+    def adopt(self, key: str, action: bytes, objects: Mapping[str, bytes]) -> CacheEntry:
+        """Take over an entry that another cache wrote: its document (`action`) and its objects.
+
+        Raises: CacheCorruptError if the document is not that of this key, or an object is not what it says.
+        """
+        entry = _unsealed(action, key, last_use=0.0, origin=f"entry {key}")
+        for name, stored in entry.objects.items():
+            if hashlib.sha256(objects.get(name, b"")).hexdigest() != stored.sha256:
+                raise CacheCorruptError(f"entry {entry.name}: its {name} is damaged.")
+        for name in entry.objects:
+            self._store(objects[name])
+        self._actions.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._action_path(key), action, mode=0o444)
+        return self._load(key)
+
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold the lock of a key over its compile. The kernel drops it when the holder dies."""

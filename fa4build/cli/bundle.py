@@ -13,6 +13,7 @@ from fa4build.cli.common import (
     json_option,
     open_cache,
     print_json,
+    remote_cache_options,
     selection,
     selection_options,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs packs and bundle.")
 @jobs_option
 @cache_dir_option
+@remote_cache_options
 @click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
 @json_option
@@ -48,6 +50,8 @@ def command(
     key_file: Path | None,
     jobs: int | None,
     cache_dir: Path | None,
+    remote_cache: str | None,
+    remote_cache_write: bool,
     assert_cached: bool,
     allow_spills: bool,
     as_json: bool,
@@ -72,7 +76,7 @@ def command(
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
-    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir)
+    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir, remote_cache, remote_cache_write)
     key = None if key_file is None else load_key(key_file)
     if not assert_cached:
         from fa4build.cli.matrix import build

@@ -23,6 +23,23 @@ cache_dir_option = click.option(
     help="Where compiled kernels are kept. Default: the user's cache directory.",
 )
 
+
+def remote_cache_options(command: Command) -> Command:
+    """`--remote-cache` and `--remote-cache-write`."""
+    for option in (
+        click.option("--remote-cache-write", is_flag=True, help="Also store there what is compiled here."),
+        click.option(
+            "--remote-cache",
+            metavar="URL",
+            envvar="FA4BUILD_REMOTE_CACHE",
+            show_envvar=True,
+            help="Shared cache to look into: http(s)://host/ (bazel-remote's /ac and /cas) or file:///directory.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 jobs_option = click.option(
     "--jobs", "-j", type=click.IntRange(min=1), help="Compiles at a time. Default: one a core, as memory allows."
 )
@@ -62,11 +79,21 @@ def selection(arches: Sequence[str], globs: Sequence[str], spec: Path | None) ->
     return Selection(arches=tuple(arches), globs=tuple(globs), spec=spec)
 
 
-def open_cache(cache_dir: Path | None) -> "Cache":
-    """The cache that `--cache-dir` names, or the user's."""
+def open_cache(cache_dir: Path | None, remote: str | None = None, remote_write: bool = False) -> "Cache":
+    """The cache that `--cache-dir` names, or the user's; in front of the remote one, if there is one."""
     from fa4build.cache import Cache
 
-    return Cache(cache_dir or default_cache_dir())
+    root = cache_dir or default_cache_dir()
+    if not remote:
+        if remote_write:
+            raise click.UsageError("--remote-cache-write needs --remote-cache URL.")
+        return Cache(root)
+    from fa4build.remote_cache import SharedCache, store_at
+
+    try:
+        return SharedCache(root, store_at(remote), writes=remote_write)
+    except ValueError as error:
+        raise click.UsageError(f"--remote-cache: {error}.") from None
 
 
 def default_cache_dir() -> Path:

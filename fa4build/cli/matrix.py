@@ -18,6 +18,7 @@ from fa4build.cli.common import (
     note,
     open_cache,
     print_json,
+    remote_cache_options,
     selection,
     selection_options,
 )
@@ -43,6 +44,18 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @family_option
 @jobs_option
 @cache_dir_option
+@remote_cache_options
+@click.option(
+    "--from-misses",
+    "misses",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that FA4_KERNELS_RECORD wrote: build what was asked for in vain.",
+)
+@click.option(
+    "--write-spec",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --from-misses: write the specification, and compile nothing.",
+)
 @click.option("--dry-run", is_flag=True, help="Only tell what is cached and what would be compiled.")
 @click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
 @click.option("--shard", callback=_parse_shard, metavar="I/N", help="Only the I-th of N parts, for several machines.")
@@ -58,6 +71,10 @@ def command(
     family_name: str,
     jobs: int | None,
     cache_dir: Path | None,
+    remote_cache: str | None,
+    remote_cache_write: bool,
+    misses: Path | None,
+    write_spec: Path | None,
     dry_run: bool,
     assert_cached: bool,
     shard: tuple[int, int],
@@ -75,6 +92,7 @@ def command(
       fa4build matrix --arch sm90                     everything for Hopper
       fa4build matrix --select 'fwd-sm90a-*-hd128-causal'
       fa4build matrix --spec serving.toml --jobs 8
+      fa4build matrix --from-misses misses.jsonl      what FA4_KERNELS_RECORD=misses.jsonl wrote
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
       fa4build matrix --assert-cached                 prove that nothing is left to compile
       fa4build matrix --family flash-attn-4 --arch sm90    upstream's kernels
@@ -83,7 +101,19 @@ def command(
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
-    wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
+    if misses is not None:
+        if globs or spec is not None:
+            raise click.UsageError("--from-misses says what to build; leave out --select and --spec.")
+        globs = _from_misses(misses, write_spec)
+        if write_spec is not None:
+            return 0
+    elif write_spec is not None:
+        raise click.UsageError("--write-spec needs --from-misses.")
+    wanted, cache, family = (
+        selection(arches, globs, spec),
+        open_cache(cache_dir, remote_cache, remote_cache_write),
+        family_named(family_name),
+    )
     if dry_run or assert_cached:
         return _look_up(wanted, cache, family, shard, assert_cached=assert_cached, as_json=as_json)
     options = {"jobs": jobs, "timeout_s": timeout_s, "allow_spills": allow_spills, "part": shard, "family": family}
@@ -93,6 +123,21 @@ def command(
     else:
         click.echo(f"{_summary(report)}; cache: {cache.root}")
     return report.exit_code
+
+
+def _from_misses(path: Path, write_spec: Path | None) -> tuple[str, ...]:
+    """Ids to build; those that cannot be built are told, with reasons. Writes the specification if asked to."""
+    from fa4build.files import write_atomically
+    from fa4build.misses import plan_for, read_misses, spec_text
+
+    plan = plan_for(read_misses(path))
+    text = spec_text(plan, path.name)
+    for miss, reason in plan.hopeless:
+        note(f"not built: {miss}: {reason}")
+    if write_spec is not None:
+        write_atomically(write_spec, text.encode())
+        click.echo(f"{write_spec}: {len(plan.buildable)} variants, {len(plan.hopeless)} misses cannot be built")
+    return plan.buildable
 
 
 def build(wanted: "Selection", cache: "Cache", *, jobs: int | None, **options: Any) -> "BuildReport":

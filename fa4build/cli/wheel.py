@@ -17,6 +17,7 @@ from fa4build.cli.common import (
     note,
     open_cache,
     print_json,
+    remote_cache_options,
     selection,
     selection_options,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 )
 @jobs_option
 @cache_dir_option
+@remote_cache_options
 @click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
 @click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs the packs.")
@@ -67,6 +69,8 @@ def command(
     out_dir: Path,
     jobs: int | None,
     cache_dir: Path | None,
+    remote_cache: str | None,
+    remote_cache_write: bool,
     assert_cached: bool,
     allow_spills: bool,
     key_file: Path | None,
@@ -99,7 +103,11 @@ def command(
     if no_runtime and platforms:
         raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
-    wanted, cache, family = selection(arches, globs, spec), open_cache(cache_dir), family_named(family_name)
+    wanted, cache, family = (
+        selection(arches, globs, spec),
+        open_cache(cache_dir, remote_cache, remote_cache_write),
+        family_named(family_name),
+    )
     key = None if key_file is None else load_key(key_file)
     limit = round(limit_bytes)
     if dry_run:
