@@ -368,7 +368,7 @@ class BackwardSm100:
         if warp < COMPUTE_WARP:
             if const_expr(self.registers[1] > LAUNCH_REGISTERS):
                 arch.setmaxregister_increase(self.registers[1])
-            else:
+            elif const_expr(self.registers[1] < LAUNCH_REGISTERS):
                 arch.setmaxregister_decrease(self.registers[1])
             self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, self._work(problem, tiles))
         elif warp < MMA_WARP:
