@@ -98,7 +98,8 @@ def shift_errors(
     """The same for one shift of the reference: none, and drawn evenly from [0, max_shift) for each row. No
     recurrence.
     """
-    without, shifted = [], []
+    without: list[float] = []
+    shifted: list[float] = []
     for seed in seeds:
         rng = np.random.default_rng(seed)
         drawn, values = scores.draw(rng), rng.standard_normal((KEYS, COLUMNS))

@@ -16,7 +16,7 @@ from fa4build.numerics.exp2 import Exp2Error, exp2_error
 from fa4build.numerics.experiments import FLAT, PEAKED, RISING, STEEP, Lag, Scores
 from fa4build.numerics.kernel_blocks import polynomials
 from fa4build.numerics.roofline import backward_bounds, exp_to_mma, forward_bounds
-from fa4build.tuning import check_tuning, tuning_for
+from fa4build.tuning import Tuning, check_tuning, tuning_for
 from fa4build.variants import parse_variant
 
 EXP2_INPUTS = 4 << 20  # "4 M"
@@ -212,6 +212,7 @@ def fp8_figures() -> Iterator[Figure]:
 def build_takes(dtype: str, threshold: float, max_offset: float) -> bool:
     """Whether a tuning with these log2 figures passes the build's own check for P in this type."""
     tuning = tuning_for(parse_variant("fwd-sm100a-bf16-hd128-full"))
+    assert isinstance(tuning, Tuning)  # of a forward
     try:
         changed = replace(tuning, rescale_threshold=threshold, max_offset=max_offset)
         check_tuning(changed, arch=arch_named("sm100a"), dtype=dtype)

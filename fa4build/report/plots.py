@@ -9,6 +9,7 @@ from fa4build.report.collect import ReportData, VariantRow
 from fa4build.report.style import INK, SERIES, plotting, to_svg
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -132,7 +133,7 @@ def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
 
     chosen: dict[tuple[str, str, str, str], VariantRow] = {}
     for row in rows:
-        if row.instructions is not None:
+        if row.instructions is not None and row.op in MAIN_OPS:
             chosen.setdefault((row.arch, row.op, _dims(row), str(row.axes.get("mask", ""))), row)
     if not chosen:
         return None
@@ -248,10 +249,10 @@ def _benchmark(benchmark: Benchmark, number: int) -> Plot:
         ax.set_ylim(bottom=0)
     for ax in list(axes.flat)[len(benchmark.panels) :]:
         ax.remove()
-    handles = {}
+    handles: dict[str, Artist] = {}
     for ax in figure.axes:
         handles.update(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), ncols=4, loc="outside lower center")
+    figure.legend(list(handles.values()), list(handles), ncols=4, loc="outside lower center")
     figure.supylabel(_unit(benchmark.name), fontsize=8.5)
     figure.set_layout_engine("constrained")
     setting = ", ".join(f"{name} {value}" for name, value in benchmark.setting.items())

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import Fa4BuildError
 
@@ -24,7 +24,7 @@ _COLOR = re.compile("|".join(_VARIABLES))
 _REFERENCE = re.compile(r"""(?:url\(#|href="#)([^")]+)""")
 _ID = re.compile(r' id="([^"]+)"')
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",  # text stays text: small, selectable, in the reader's font
     "svg.hashsalt": "fa4build",  # the same drawing has the same bytes
     "font.family": "sans-serif",
@@ -61,12 +61,13 @@ def plotting() -> Iterator[None]:
     """
     try:
         import matplotlib
+        from cycler import cycler
     except ImportError as error:
         raise Fa4BuildError(
             "the report needs matplotlib, which is not installed. Run: pip install 'fa4build[report]'. "
             "`fa4build report --json` works without."
         ) from error
-    with matplotlib.rc_context({**_SETTINGS, "axes.prop_cycle": matplotlib.cycler(color=SERIES)}):
+    with matplotlib.rc_context({**_SETTINGS, "axes.prop_cycle": cycler(color=SERIES)}):
         yield
 
 
