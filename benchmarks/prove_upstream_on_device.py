@@ -5,10 +5,12 @@
 WHEEL_DIR holds the runtime wheel and a pack of the family `upstream`; PEERS_PATH is what must be on PYTHONPATH for
 `import flash_attn` (the JIT with its compiler). Per case, both get the same inputs and the outputs are compared bit by
 bit; gradients of queries that are summed in any order (non-deterministic) are compared by rounding. Then first call and
-host time in a process that has never seen a compiler, and kernel times side by side. Exit status 1 if any case differs.
+host time in a process that has never seen a compiler, and kernel times side by side. The record is one of schema 1
+(fa4build/evidence.py), with `worst_ratio` 0 for equal bits. Exit status 1 if any case differs.
 """
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -172,6 +174,7 @@ def run_first_call():
     row = {"import_s": imported - started, "first_call_s": called - imported}
     row["decision"] = str(explain(q, k, v, causal=True)).splitlines()[0]
     row["host_us"] = host_us(lambda *x: flash_attn_func(*x, causal=True))
+    row["launch_us"] = launch_us()
     print(json.dumps(row), flush=True)
 
 
@@ -188,6 +191,19 @@ def host_us(call):
             call(q, k, v)
         rounds.append((time.perf_counter() - started) / 50 * 1e6)
     return sorted(rounds)[len(rounds) // 2]
+
+
+def launch_us():
+    """As `host_us`, of the loaded kernel alone: outputs allocated beforehand, nothing decided."""
+    import torch
+    from fa4_kernels import loader
+    from fa4_kernels.dispatch import Problem
+
+    runtime = loader.runtime()
+    out, lse = torch.empty(1, 128, 1, 128, device="cuda", dtype=torch.bfloat16), torch.empty(1, 1, 128, device="cuda")
+    problem = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
+    run, num_sms = runtime.launch_for(problem, 0).run, runtime.device(0).sm_count
+    return host_us(lambda q, k, v: run(q, k, v, out, lse, 0.1, 1 << 30, 0, num_sms))
 
 
 def gpu_ms(calls):
@@ -236,6 +252,41 @@ def run_timing():
     print(json.dumps(row), flush=True)
 
 
+def recipe_id(name, options):
+    """The recipe that a case calls."""
+    layout, ratio = options.get("layout", "dense"), options.get("ratio", 1)
+    fields = [name[:3], "sm90a", "bf16", f"hd{options['head_dim']}", options["mask"]]
+    fields += [layout] if layout != "dense" else []
+    fields += [f"r{ratio}", *(["deterministic"] if options.get("deterministic") else [])]
+    return "-".join(fields)
+
+
+def variants_of(cases, manifest):
+    """One row for each kernel that a case launched: what evidence.py reads."""
+    options = dict((*forward_cases(), *backward_cases()))
+    recipes = {recipe["id"]: recipe for recipe in manifest["recipes"]}
+    entries = {entry["id"]: entry["cubin"]["sha256"] for entry in manifest["entries"]}
+    rows = {}
+    for case in cases:
+        for step in recipes[recipe_id(case["case"], options[case["case"]])]["steps"]:
+            row = rows.setdefault(step["kernel"], {"passed": True, "cases": 0, "worst_ratio": 0.0})
+            row |= {"id": step["kernel"], "cubin_sha256": entries[step["kernel"]]}
+            row["passed"] &= case["passed"]
+            row["worst_ratio"] = max(row["worst_ratio"], case.get("free_sums_worst", 1.0) / DQ_TOLERANCE)
+            row["cases"] += len(SHAPES)
+    return [rows[name] for name in sorted(rows)]
+
+
+def machine(directory):
+    """Device, driver and torch of this run."""
+    code = "import json, torch; print(json.dumps([torch.cuda.get_device_name(), torch.__version__]))"
+    device, torch_version = json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=directory))
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.check_output(query, text=True).splitlines()[0].strip()
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"schema": 1, "date": date, "device": device, "driver": driver, "torch": torch_version}
+
+
 def start(arguments, installed, peers):
     """This file again, in a process that sees our wheels and, where named, the JIT."""
     path = os.pathsep.join([str(installed), *([peers] if peers else [])])
@@ -266,8 +317,11 @@ def main():
         cases = [row for process in parts for row in rows_of(process)]
         first = rows_of(start(["--first-call"], directory, ""))
         timing = rows_of(start(["--timing"], directory, options.peers))
+        manifest = json.loads(next(Path(directory).glob("fa4_kernels_upstream_*/manifest.json")).read_bytes())
+        record = machine(directory)
     expected = len([*forward_cases(), *backward_cases()])
-    record = {"cases": cases, "expected": expected, "first_call": first, "timing": timing}
+    record |= {"variants": variants_of(cases, manifest), "cases": cases, "expected": expected}
+    record |= {"first_call": first, "timing": timing}
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     for row in cases:
         print("ok  " if row["passed"] else "FAIL", json.dumps(row))

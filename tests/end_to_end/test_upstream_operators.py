@@ -174,7 +174,7 @@ def test_dense_backward(operators, arch, fields, options):
     dout = normal(4, 1, 200, ratio, head_dim)
     keys, values = spread(k, ratio)[0], spread(v, ratio)[0]
     expected, lse, p = attention(q[0], keys, values, mask)
-    out, lse = torch.from_numpy(expected).to(torch.bfloat16)[None], torch.from_numpy(lse).float()[None]
+    out, lse = torch.from_numpy(expected).to(torch.bfloat16)[None], torch.from_numpy(lse).float()[None].contiguous()
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     dq, dk, dv = call("bwd", **tensors, mask=mask, deterministic="deterministic" in fields)
 

@@ -79,6 +79,8 @@ def call(op: str, /, **arguments: Any) -> Any:
         op: its name, `rmsnorm`.
         arguments: tensors and scalars by the recipe's names; further ones choose among recipes, as `mask="causal"`.
     Returns: the result, or a tuple of results in the recipe's order.
+    Contract: tensors are read where they lie; one that a kernel cannot read, by its strides or address, is refused
+        with what it needs, and never copied. No gradients are recorded.
     Raises:
         InputError: no tensor was passed, or a guard of a kernel refuses the tensors.
         NoKernelError: no recipe fits, with the reasons.
