@@ -32,8 +32,9 @@ class Rate:
 class UnitRates:
     """What one SM does per clock.
 
-    fma: f32 lanes. alu: lanes of integer, minimum, selection and conversion. mufu: results (ex2, lg2, rcp). shared: bytes read or written. tensor: dense bf16 operations
-    (2 per multiply-add). tensor_memory: bytes loaded, and as many stored; None where there is none. sm_count: of a GPU.
+    fma: f32 lanes. alu: lanes of integer, minimum, selection, conversion. mufu: results (ex2, lg2, rcp). shared: bytes
+    read or written. tensor: dense bf16 operations (2 per multiply-add). tensor_memory: bytes loaded, and as many
+    stored; None where there is none. sm_count: of a GPU.
     """
 
     arch: str
@@ -158,9 +159,23 @@ def tma_load_latency(size_bytes: int) -> float:
     return low_clocks + (high_clocks - low_clocks) * (size_bytes - low) / (high - low)
 
 
-# Clocks to completion beyond the transfer of one SM's loads. Source: SemiAnalysis microbench, sizes up to 8 KiB.
-TMA_LATENCY = Rate(value=1000, unit="clk", source=f"{_MICROBENCH}: up to 8 KiB, 1000 to 2000 on a loaded chip")
-TMA_BANDWIDTH = Rate(value=40, unit="bytes/clk", source=f"{_MICROBENCH}: slope from 32 to 64 KiB, all SMs loading")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Bulk loads of one SM: clocks to the completed mbarrier beyond the transfer, and bytes a clock."""
+
+    latency: Rate
+    bandwidth: Rate
+
+
+LOADED = Copies(
+    latency=Rate(value=1000, unit="clk", source=f"{_MICROBENCH}: up to 8 KiB, 1000 to 2000 on a loaded chip"),
+    bandwidth=Rate(value=40, unit="bytes/clk", source=f"{_MICROBENCH}: slope from 32 to 64 KiB, all SMs loading"),
+)
+# What a pipeline would do if copies were no bound: a second figure beside every result.
+QUICK = Copies(
+    latency=Rate(value=700, unit="clk", source="second-level cache hit on a quiet chip", is_assumed=True),
+    bandwidth=Rate(value=64, unit="bytes/clk", source="port of an SM to the second-level cache", is_assumed=True),
+)
 CP_ASYNC_LATENCY = Rate(value=1150, unit="clk", source=f"{_MICROBENCH}: 1100 to 1200")
 MBARRIER_WAKE = Rate(value=30, unit="clk", source="20 to 40", is_assumed=True)
 NAMED_BARRIER_WAKE = Rate(value=25, unit="clk", source="20 to 30", is_assumed=True)

@@ -108,7 +108,7 @@ class Code:
                     outside=d.outside,
                     late=d.late,
                     pause=pause,
-                )  # fmt: skip
+                )
             )
         handed = tuple((reg, tuple(position[i] for i in own), regs) for reg, own, regs in passed_on)
         return Region(steps=tuple(steps), passed_on=handed)

@@ -1,13 +1,12 @@
-"""Discrete-event replay of a recorded run: every instruction takes an issue slot and a unit, every wait takes as long as
-those it waits for.
+"""Discrete-event replay of a recorded run: instructions take issue slots and units, waits take as long as their causes.
 
-For comparing pipelines with one another; what the numbers are worth is in docs/timing-model.md. One cluster is timed, as
-if alone on its multiprocessors, with the copy latency and bandwidth of a chip where all load.
+For comparing pipelines with one another; what the numbers are worth is in docs/timing-model.md. One cluster is timed,
+as if alone on its multiprocessors, with the copy latency and bandwidth of a chip where all load.
 """
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +17,18 @@ from fa4build.simulate.global_memory import GlobalMemory
 from fa4build.simulate.plan_launch import plan_inputs, simulate_launch
 from fa4build.simulate.timing_code import UNITS, Code
 from fa4build.simulate.timing_trace import (
-    ARRIVE, COMMIT, COPIES, DONE, EXIT, LOAD, PRODUCT, STORE, SYNC, TENSOR_WAIT, WAIT, Recorder,
+    ARRIVE,
+    COMMIT,
+    COPIES,
+    DONE,
+    EXIT,
+    LOAD,
+    PRODUCT,
+    STORE,
+    SYNC,
+    TENSOR_WAIT,
+    WAIT,
+    Recorder,
 )  # fmt: skip
 
 _QUEUED = frozenset(UNITS.index(name) for name in ("tensor_memory_ld", "tensor_memory_st", "shared"))
@@ -36,7 +46,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarpTime:
-    """One warp: when it ended, clocks spent waiting at barriers, instructions issued, and its waits."""
+    """One warp: when it ended, clocks spent waiting at barriers, instructions issued (all, and by unit), its waits."""
 
     cta: int
     index: int
@@ -44,6 +54,7 @@ class WarpTime:
     end: float
     waited: float
     instructions: int
+    counts: Mapping[str, int]
     waits: tuple[Interval, ...]
 
 
@@ -53,6 +64,7 @@ class Timing:
 
     cycles: from start to the last warp's exit. busy: unit -> clocks in use, averaged over its copies (sub-partitions,
     CTAs). products: intervals of the tensor core of CTA 0. tensor_flop: 2 * m * n * k of all products, per CTA.
+    quick_cycles: the same with copies as quick as on an idle chip (timing.QUICK), where it was asked for.
     """
 
     kernel: str
@@ -62,6 +74,7 @@ class Timing:
     warps: tuple[WarpTime, ...]
     products: tuple[Interval, ...]
     tensor_flop: float
+    quick_cycles: float = 0.0
 
     @property
     def utilisation(self) -> dict[str, float]:
@@ -93,6 +106,8 @@ class _Warp:
     instructions: int = 0
     end: float = 0.0
     counts: dict = field(default_factory=dict)
+    woken: float = 0.0  # when it last had waited at a barrier: of warps that could issue, the earliest goes first
+    fresh: bool = True  # just chosen: it may issue once even if an earlier one could
 
 
 class _Cta:
@@ -114,8 +129,8 @@ class _Cta:
 class Replay:
     """One replay. Call `run` once."""
 
-    def __init__(self, recorder: Recorder, arch: str):
-        self.recorder, self.arch = recorder, arch
+    def __init__(self, recorder: Recorder, arch: str, copies: timing.Copies = timing.LOADED):
+        self.recorder, self.arch, self.copies = recorder, arch, copies
         self.rates = timing.rates_of(arch)
         self.code = Code(recorder.program, arch)
         self.ctas: dict[int, _Cta] = {}
@@ -136,7 +151,8 @@ class Replay:
         for warp in warps:
             self._push(0.0, warp)
         while self.heap:
-            _, _, warp = heapq.heappop(self.heap)
+            *_, warp = heapq.heappop(self.heap)
+            warp.fresh = True
             self._advance(warp)
         stuck = [w for w in warps if w.at < len(w.ops)]
         if stuck:
@@ -169,7 +185,7 @@ class Replay:
 
     def _push(self, time: float, warp: _Warp) -> None:
         self.serial += 1
-        heapq.heappush(self.heap, (time, self.serial, warp))
+        heapq.heappush(self.heap, (time, warp.woken, self.serial, warp))
 
     def _advance(self, warp: _Warp) -> None:
         """Runs a warp until it must let others go first."""
@@ -203,10 +219,11 @@ class Replay:
             unit = step.unit
             if unit and unit not in _QUEUED and free[unit] > ready:
                 ready = free[unit]
-            if heap and heap[0][0] < ready:
+            if heap and (heap[0][0] < ready or (heap[0][0] == ready and not warp.fresh and heap[0][1] < warp.woken)):
                 warp.step = k
                 self._push(ready, warp)
                 return False
+            warp.fresh = False
             issued.append(self._issue(warp, cta, part, step, ready))
         late = {}
         for reg, places, regs in region.passed_on:
@@ -294,6 +311,7 @@ class Replay:
             if key is not None and self.over[key] + wake.value > test:
                 warp.time = start
                 self._resume(warp, self.over[key] + wake.value)
+                warp.woken = warp.time
             return True
         self.waiting.setdefault(key, []).append(warp)
         return False
@@ -307,14 +325,15 @@ class Replay:
         wake = timing.NAMED_BARRIER_WAKE if key[0] == "named" else timing.MBARRIER_WAKE
         for warp in self.waiting.pop(key, ()):
             self._resume(warp, over + wake.value)
+            warp.woken = warp.time
             self._push(warp.time, warp)
 
     def _load(self, cta: _Cta, op: tuple, now: float) -> None:
         _, key, size, is_remote = op
         start = max(now, cta.copy_in)
-        cta.copy_in = start + size / timing.TMA_BANDWIDTH.value
-        cta.use("copy_in", size / timing.TMA_BANDWIDTH.value)
-        latency = timing.REMOTE_LATENCY if is_remote else timing.TMA_LATENCY
+        cta.copy_in = start + size / self.copies.bandwidth.value
+        cta.use("copy_in", size / self.copies.bandwidth.value)
+        latency = timing.REMOTE_LATENCY if is_remote else self.copies.latency
         if is_remote:
             cta.debt += size / self.rates.shared.value
             cta.use("shared", size / self.rates.shared.value)
@@ -323,12 +342,12 @@ class Replay:
     def _store(self, cta: _Cta, transfer, now: float) -> None:
         clocks = transfer.size_bytes / self.rates.shared.value
         start = max(now, cta.copy_out)
-        cta.copy_out = start + transfer.size_bytes / timing.TMA_BANDWIDTH.value
-        cta.use("copy_out", transfer.size_bytes / timing.TMA_BANDWIDTH.value)
+        cta.copy_out = start + transfer.size_bytes / self.copies.bandwidth.value
+        cta.use("copy_out", transfer.size_bytes / self.copies.bandwidth.value)
         cta.debt += clocks
         cta.use("shared", clocks)
-        transfer.read_at = cta.copy_out + timing.TMA_LATENCY.value / 2
-        transfer.done_at = cta.copy_out + timing.TMA_LATENCY.value
+        transfer.read_at = cta.copy_out + self.copies.latency.value / 2
+        transfer.done_at = cta.copy_out + self.copies.latency.value
 
     def _product(self, warp: _Warp, product, now: float) -> None:
         """Reserves the tensor cores and the operands' shared-memory reads. Other shared traffic is made up for here."""
@@ -382,8 +401,9 @@ class Replay:
                 end=w.end,
                 waited=w.waited,
                 instructions=w.instructions,
+                counts={"issue": w.instructions} | {UNITS[unit]: n for unit, n in w.counts.items()},
                 waits=tuple(w.waits),
-            )  # fmt: skip
+            )
             for w in warps
         )
         first = self.ctas[min(self.ctas)]
@@ -444,8 +464,9 @@ def time_launch(ptx: str, launch, memory: GlobalMemory, arch: str) -> Timing:
     clusters = int(np.prod(launch.grid)) // int(np.prod(launch.cluster))
     if clusters != 1:
         raise SimulationError(
-            f"{launch.kernel}: the timing model takes a launch of one cluster, this has {clusters}; use fewer rows and heads"
+            f"{launch.kernel}: the timing model takes one cluster, this launch has {clusters}; use fewer rows and heads"
         )
     recorder = Recorder()
     simulate_launch(ptx, launch, memory, by_warp=True, recorder=recorder)
-    return Replay(recorder, arch).run()
+    quick = Replay(recorder, arch, timing.QUICK).run()
+    return replace(Replay(recorder, arch).run(), quick_cycles=quick.cycles)
