@@ -267,15 +267,10 @@ def _bulk_out(b, ins, reduces: bool):
             address, origin, size = int(to(g)[lane]), int(source(g)[lane]) & 0xFFFFFF, int(count(g)[lane])
             require_bulk_alignment(b, address, origin, size)
             op = _out_operation(b, g, address, origin, size, reduces)
-            observe_issue(
-                b,
-                g,
-                g.warps[lane // WARP],
-                op,
-                "bulk",
-                [("smem", g.cta, units(origin, size))],
-                [("gmem", address, size)],
-            )
+            here, there = ("smem", g.cta, units(origin, size)), ("gmem", address, size)
+            # A reduction reads what it adds to; it may meet reductions of other CTAs.
+            reads, writes = ([here, there], []) if reduces else ([here], [there])
+            observe_issue(b, g, g.warps[lane // WARP], op, "bulk", reads, writes)
             add_to_bulk(g, mask, op, [lane])
             g.cta.cluster.engine.submit(op)
 

@@ -16,7 +16,9 @@ class Buffer:
     def __init__(self, name: str, base: int, data: np.ndarray, read_only: bool):
         self.name, self.base, self.data, self.read_only = name, base, data, read_only
         self.size = len(data)
-        self.written: np.ndarray | None = None  # per 4 bytes, for buffers that start out unwritten
+        # Per 4 bytes, for buffers that start out unwritten: 0 never, -1 in an earlier launch, else 1 + number of
+        # the CTA.
+        self.written: np.ndarray | None = None
         self.views = {1: data}
         for size in (2, 4, 8):
             usable = self.size // size * size
@@ -55,8 +57,14 @@ class GlobalMemory:
         checks are on.
         """
         buffer = self.find(address, 1, "mark")
-        buffer.written = np.zeros((buffer.size + 3) // 4, bool)
+        buffer.written = np.zeros((buffer.size + 3) // 4, np.int32)
         self.has_unwritten = True
+
+    def begin_launch(self) -> None:
+        """What earlier launches wrote may be overwritten by any CTA."""
+        for buffer in self.buffers:
+            if buffer.written is not None:
+                buffer.written[buffer.written != 0] = -1
 
     def add_view(self, name: str, array: np.ndarray) -> int:
         """Makes the memory behind an array visible and returns the address of its first element.

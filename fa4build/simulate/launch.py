@@ -89,6 +89,7 @@ def run_launch(
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
     observer = _observer(checks, program, allowed) if recorder is None else recorder.attach(program)
+    memory.begin_launch()
     instructions = 0
     work = GridWork(_cluster_origins(launch))
     index = 0

@@ -178,6 +178,7 @@ def _submit_store(b, g, mask, operands: _Operands, lanes: list[int], reduces: bo
     # Units outside the tensor are not stored, so they need not have been written.
     stored = plan.shared_addresses if plan.valid is None else plan.shared_addresses[plan.valid]
     source = [("smem", cta, np.unique(stored // 16))]
-    observe_issue(b, g, g.warps[lanes[0] // WARP], op, "bulk", source, target)
+    reads, writes = (source + target, []) if reduces else (source, target)
+    observe_issue(b, g, g.warps[lanes[0] // WARP], op, "bulk", reads, writes)
     add_to_bulk(g, mask, op, lanes)
     cta.cluster.engine.submit(op)

@@ -150,3 +150,25 @@ def test_reading_an_output_before_it_is_written_is_a_finding():
                 run_launch(body, launch, memory, checks=True)
         else:
             run_launch(body, launch, memory, checks=True)
+
+
+def test_two_ctas_that_write_one_word_of_an_output_are_a_finding():
+    """Each element of an output is written by one CTA; the words of a CTA's own threads may overlap."""
+    for body, is_faulty in (
+        ("st.global.b32 [%rd2], %r0;", True),
+        ("mul.wide.u32 %rd6, %a1, 4; add.s64 %rd6, %rd6, %rd2; st.global.b32 [%rd6], %r0;", False),
+    ):
+        memory = GlobalMemory()
+        data = memory.add("data", np.zeros(64, np.uint32))
+        memory.mark_unwritten(data)
+        launch = SimLaunch(
+            kernel="snippet", grid=(2, 1, 1), block=(32, 1, 1), smem=64, parameters=struct.pack("<3Q", data, data, data)
+        )
+        for _ in range(2):  # a second launch may write the same again
+            if is_faulty:
+                with pytest.raises(
+                    SimulationError, match=r"R3 .*writes data at byte 0, which another CTA of this launch"
+                ):
+                    run_launch(text_of(body), launch, memory, checks=True)
+            else:
+                run_launch(text_of(body), launch, memory, checks=True)

@@ -261,10 +261,17 @@ class MemoryRules:
             self._mark(g, buffer, words, site, is_write)
 
     def _mark(self, g, buffer, words, site: int, is_write: bool) -> None:
+        owners = buffer.written[words]
         if is_write:
-            buffer.written[words] = True
-        elif not buffer.written[words].all():
-            first = int(words[~buffer.written[words]].reshape(-1)[0])
+            me = 1 + g.cta.cluster.index * len(g.cta.cluster.ctas) + g.cta.rank
+            twice = (owners > 0) & (owners != me)
+            if twice.any():
+                first = int(words[twice].reshape(-1)[0])
+                text = f"writes {buffer.name} at byte {4 * first}, which another CTA of this launch has written"
+                self.findings.error("R3", (site, "global"), f"{self._place(g, site)}: {text}")
+            buffer.written[words] = me
+        elif not owners.all():
+            first = int(words[owners == 0].reshape(-1)[0])
             self.findings.error(
                 "R9", (site,), f"{self._place(g, site)}: reads {buffer.name} at byte {4 * first}, never written"
             )
