@@ -28,6 +28,7 @@ from fa4build.wheel import (
     checkout_root,
     prepare_pack_wheel,
     prepare_runtime_wheel,
+    prepare_single_wheel,
 )
 
 EVIDENCE_DIR = Path(__file__).parent.parent / "evidence"
@@ -48,6 +49,7 @@ def write_wheels(
     allow_spills: bool = False,
     family: Family | None = None,
     sign: SigningKey | None = None,
+    single_file: bool = False,
 ) -> tuple[WrittenWheel, ...]:
     """Write one pack wheel for each selected target, more if it is over the limit, and one runtime for each platform.
 
@@ -60,6 +62,7 @@ def write_wheels(
         allow_spills: whether kernels whose registers spill to memory are packed.
         family: whose kernels; default: our own.
         sign: the key that signs the packs.
+        single_file: write one wheel for each platform that holds runtime and packs, instead of several.
 
     Returns: packs by target, then runtimes by platform. Wheels whose inputs did not change are left as they are.
 
@@ -79,7 +82,7 @@ def write_wheels(
         arch: _packs(
             *(arch, by_target[arch.target], cache, silicon, limit_bytes),
             out_dir=out_dir,
-            labels=_labels(family, kernels, arch),
+            labels=labels_of(family, kernels, arch),
             sign=sign,
         )
         for arch in ARCHES
@@ -89,6 +92,8 @@ def write_wheels(
     options: dict[str, Any] = {"limit_bytes": limit_bytes, "compiler_cache": cache.root / "zig", "parts": parts}
     runtimes = [prepare_runtime_wheel(target, out_dir, **options) for target in targets]
     prepared = [wheel for wheels in packs.values() for wheel in wheels.values()]
+    if single_file:
+        return tuple(prepare_single_wheel(runtime, prepared, out_dir).write() for runtime in runtimes)
     return tuple(wheel.write() for wheel in (*prepared, *runtimes))
 
 
@@ -110,7 +115,7 @@ def forecasts(selection: Selection, cache: Cache, *, family: Family, limit_bytes
     for arch in ARCHES:
         traits = [traits_of(kernel) for kernel in kernels if kernel.arch == arch.name]
         if traits:
-            packs += _forecast_parts(arch, traits, entries, cache, _labels(family, kernels, arch), limit_bytes)
+            packs += _forecast_parts(arch, traits, entries, cache, labels_of(family, kernels, arch), limit_bytes)
     missing = tuple(recipe.name for recipe, entry in found if entry is None)
     return Forecasts(packs=tuple(packs), num_variants=len(kernels), missing=missing)
 
@@ -218,7 +223,7 @@ def _packs(
     return {part_name(labels, part): prepared[part] for part in parts}
 
 
-def _labels(family: Family, kernels: Sequence[Any], arch: Arch) -> PackLabels:
+def labels_of(family: Family, kernels: Sequence[Any], arch: Arch) -> PackLabels:
     """What a family says of its pack for one target."""
     of_arch = [kernel for kernel in kernels if kernel.arch == arch.name]
     return PackLabels(

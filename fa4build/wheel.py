@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,9 +30,10 @@ from fa4build.launcher_build import (
 from fa4build.manifest import FAMILY, canonical_json, pack_import_name
 from fa4build.pack import Artifact, build_pack, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
+from fa4build.runtime.fa4_kernels.trust import Signature
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
 from fa4build.signing import SigningKey, sign_pack
-from fa4build.wheel_file import Metadata, WheelSource, read_wheel, wheel_bytes
+from fa4build.wheel_file import Metadata, WheelContents, WheelSource, parse_wheel, read_wheel, wheel_bytes
 
 LICENSE = "Apache-2.0"
 RUNTIME_NAME = "fa4-kernels"
@@ -84,6 +85,10 @@ class PreparedWheel:
     def size(self) -> int:
         """Bytes of the wheel."""
         return self.path.stat().st_size if self.data is None else len(self.data)
+
+    def contents(self) -> WheelContents:
+        """What is in it."""
+        return read_wheel(self.path) if self.data is None else parse_wheel(self.data, self.path.name)
 
     def write(self) -> WrittenWheel:
         """Write it, whole or not at all."""
@@ -141,6 +146,7 @@ def prepare_pack_wheel(
     limit_bytes: int = SIZE_LIMIT_BYTES,
     labels: PackLabels | None = None,
     sign: SigningKey | None = None,
+    signatures: tuple[Signature, ...] = (),
 ) -> PreparedWheel:
     """Pack the artifacts of one target into `fa4_kernels_<arch>-<version>-py3-none-any.whl`.
 
@@ -151,6 +157,7 @@ def prepare_pack_wheel(
         limit_bytes: refuse a larger wheel.
         labels: name, family, licences and recipes; default: our own family's.
         sign: the key that signs the manifest.
+        signatures: made before, of the same manifest: for building a signed wheel again without its key.
 
     Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
         be larger than the limit.
@@ -170,7 +177,7 @@ def prepare_pack_wheel(
                 "notices": {file: hashlib.sha256(text).hexdigest() for file, text in labels.notices.items()},
             },
             "artifacts": [_artifact_inputs(artifact) for artifact in ordered],
-            "signed_by": None if sign is None else sign.key_id,
+            "signed_by": sorted({*(s.key_id for s in signatures), *([] if sign is None else [sign.key_id])}),
         }
     )
     path = out_dir / f"{pack_import_name(name)}-{version}-{PACK_TAG}.whl"
@@ -185,6 +192,7 @@ def prepare_pack_wheel(
         family=labels.family,
         recipes=labels.recipes,
     )
+    pack = replace(pack, signatures=signatures)
     if sign is not None:
         pack = sign_pack(pack, sign)
     package = pack_import_name(name)
@@ -256,6 +264,50 @@ def prepare_runtime_wheel(
         sboms={SBOM_FILE: _runtime_sbom(version, sources, compiler, inputs)},
     )
     return _prepared(source, out_dir, limit_bytes)
+
+
+def prepare_single_wheel(runtime: PreparedWheel, packs: Sequence[PreparedWheel], out_dir: Path) -> PreparedWheel:
+    """Join a runtime wheel and pack wheels to one: `fa4_kernels_single-<version>-cp310-abi3-<platform>.whl`.
+
+    For places that take one file and resolve no extras. It holds the same packages under the same import names, so it
+    is installed instead of the others, never beside them.
+
+    Raises: WheelError when there is no pack.
+    """
+    if not packs:
+        raise WheelError("a single-file wheel needs at least one pack. Select variants that are written.")
+    whole = [wheel.contents() for wheel in (runtime, *packs)]
+    base = whole[0]
+    files: dict[str, bytes] = {}
+    licenses: dict[str, bytes] = {}
+    entry_points: dict[str, str] = {}
+    sboms: dict[str, bytes] = {}
+    for wheel in whole:
+        info = f"{wheel.dist_info}/"
+        files |= {name: data for name, data in wheel.files.items() if not name.startswith(info)}
+        parts = {name.removeprefix(info): data for name, data in wheel.files.items() if name.startswith(info)}
+        licenses |= {n.removeprefix("licenses/"): data for n, data in parts.items() if n.startswith("licenses/")}
+        sboms |= {f"{wheel.name}.cdx.json": data for n, data in parts.items() if n.startswith("sboms/")}
+        entry_points |= {wheel.name.replace("_", "-"): wheel.name} if wheel is not base else {}
+    names = ", ".join(entry_points)
+    source = WheelSource(
+        metadata=Metadata(
+            name=f"{RUNTIME_NAME}-single",
+            version=base.version,
+            summary="FlashAttention-4 kernels compiled ahead of time: runtime and packs in one file",
+            description=f"# {RUNTIME_NAME}-single\n\nInstall it instead of `{RUNTIME_NAME}` with {names}.\n",
+            license_expression=LICENSE,
+            classifiers=_CLASSIFIERS,
+            requires=RUNTIME_REQUIRES,
+        ),
+        tag=base.tag,
+        is_pure=False,
+        files=files,
+        entry_points={ENTRY_POINT_GROUP: entry_points},
+        licenses=licenses,
+        sboms=sboms,
+    )
+    return _prepared(source, out_dir, sys.maxsize)
 
 
 def pack_wheel_size(artifacts: Iterable[Artifact], *, arch: Arch, toolchain: Mapping[str, str]) -> int:

@@ -125,27 +125,33 @@ def read_wheel(path: Path) -> WheelContents:
     Raises: WheelError when it is no wheel, truncated, disagrees with its RECORD in either direction, is named
         differently from its metadata, or is not byte for byte what fa4build writes for these members.
     """
-    name, version, tag = _parse_file_name(path.name)
+    _parse_file_name(path.name)
     try:
         if path.stat().st_size > _MAX_WHEEL_BYTES:
             raise WheelError(f"{path.name}: larger than 2 GiB, which fa4build never writes.")
         data = path.read_bytes()
     except OSError as error:
         raise WheelError(f"{path}: cannot be read ({error.strerror}). Give the path of a wheel.") from error
-    members = _members(data, path.name)
+    return parse_wheel(data, path.name)
+
+
+def parse_wheel(data: bytes, file_name: str) -> WheelContents:
+    """The wheel in `data`, verified as `read_wheel` does. Raises: WheelError."""
+    name, version, tag = _parse_file_name(file_name)
+    members = _members(data, file_name)
     dist_info = f"{_stem(name, version)}.dist-info"
     record = members.pop(f"{dist_info}/RECORD", None)
     if record is None or f"{dist_info}/METADATA" not in members:
-        raise WheelError(f"{path.name}: no {dist_info}/RECORD or METADATA. The file was renamed, or is no wheel.")
-    _check_record(members, record, dist_info, path.name)
-    _check_identity(members[f"{dist_info}/METADATA"], name, version, path.name)
+        raise WheelError(f"{file_name}: no {dist_info}/RECORD or METADATA. The file was renamed, or is no wheel.")
+    _check_record(members, record, dist_info, file_name)
+    _check_identity(members[f"{dist_info}/METADATA"], name, version, file_name)
     if f"Tag: {tag}\n".encode() not in members.get(f"{dist_info}/WHEEL", b""):
-        raise WheelError(f"{path.name}: WHEEL does not name the tag {tag}. The file was renamed; use its own name.")
+        raise WheelError(f"{file_name}: WHEEL does not name the tag {tag}. The file was renamed; use its own name.")
     if _archive(members, dist_info) != data:
         raise WheelError(
-            f"{path.name}: bytes outside its members differ from what fa4build writes. Get the wheel again."
+            f"{file_name}: bytes outside its members differ from what fa4build writes. Get the wheel again."
         )
-    return WheelContents(file_name=path.name, name=name, version=version, tag=tag, dist_info=dist_info, files=members)
+    return WheelContents(file_name=file_name, name=name, version=version, tag=tag, dist_info=dist_info, files=members)
 
 
 def _archive(members: Mapping[str, bytes], dist_info: str) -> bytes:

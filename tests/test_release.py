@@ -23,6 +23,8 @@ from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.toolchain import current_toolchain
 from fa4build.tuning import tuning_for
 from fa4build.variants import Selection, expand_matrix
+from fa4build.wheel_file import read_wheel
+from tests.artifacts import COMPILER_CACHE
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -166,3 +168,24 @@ def test_dependencies_reach_the_artifact(tmp_path: Path) -> None:
 
     assert "kernels_src/forward_sm90.py" in dict(artifact.dependencies)
     assert all(len(sha256) == 64 for _, sha256 in artifact.dependencies)
+
+
+def test_a_single_file_holds_runtime_and_packs(tmp_path: Path) -> None:
+    """The same files as the separate wheels, one entry point a pack, one SBOM a part, and a name of its own."""
+    cache = Cache(tmp_path / "cache")
+    fill(cache)
+    (cache.root / "zig").symlink_to(COMPILER_CACHE)
+    options = {"platforms": ("aarch64",), "evidence_dirs": ()}
+    separate = [read_wheel(w.path) for w in write_wheels(TWO, cache, out_dir=tmp_path / "dist", **options)]
+    (single,) = write_wheels(TWO, cache, out_dir=tmp_path / "single", single_file=True, **options)
+    wheel = read_wheel(single.path)
+    installed = {name: data for name, data in wheel.files.items() if ".dist-info/" not in name}
+
+    assert single.path.name == "fa4_kernels_single-0.1.0-cp310-abi3-manylinux_2_28_aarch64.whl"
+    assert installed == {n: data for w in separate for n, data in w.files.items() if ".dist-info/" not in n}
+    assert wheel.files[f"{wheel.dist_info}/entry_points.txt"] == (
+        b"[fa4_kernels.packs]\nfa4-kernels-sm90a = fa4_kernels_sm90a\n"
+    )
+    assert {n for n in wheel.files if "/sboms/" in n} == {
+        f"{wheel.dist_info}/sboms/{name}.cdx.json" for name in ("fa4_kernels", "fa4_kernels_sm90a")
+    }

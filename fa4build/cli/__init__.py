@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),
     "bundle": ("bundle", "Wheels, index, digests and checks for machines without a network."),
     "coverage": ("coverage", "Prove that packs answer every problem, or say why not."),
+    "verify-rebuild": ("verify_rebuild", "Build a wheel again from its recorded inputs, and compare."),
     "key": ("key", "Make and show keys that sign packs and bundles."),
     "cache": ("cache", "Look after the cache of compiled kernels."),
     "numerics": ("numerics", "Reproduce the published figures behind the design."),

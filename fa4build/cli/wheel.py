@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Largest wheel; a pack over it is split by direction, then by head_dim.",
 )
+@click.option("--single-file", is_flag=True, help="One wheel for each platform, with runtime and packs in it.")
 @click.option("--dry-run", is_flag=True, help="Only tell which wheels there would be, how large, and what is missing.")
 @click.option("--sample", is_flag=True, help="With --dry-run: compile the kernels that sizes are told from.")
 @json_option
@@ -75,6 +76,7 @@ def command(
     allow_spills: bool,
     key_file: Path | None,
     limit_bytes: float,
+    single_file: bool,
     dry_run: bool,
     sample: bool,
     as_json: bool,
@@ -92,6 +94,7 @@ def command(
       fa4build wheel --arch sm90 --platform aarch64
       fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
       fa4build wheel --arch sm100 --dry-run --sample       sizes, from a part of the kernels
+      fa4build wheel --arch sm90 --platform x86_64 --single-file
       fa4build wheel --family flash-attn-4 --arch sm90 --no-runtime
     """
     from fa4build.families.registry import family_named
@@ -102,12 +105,11 @@ def command(
     refuse_steering(os.environ)
     if no_runtime and platforms:
         raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
+    if no_runtime and single_file:
+        raise click.UsageError("--single-file is runtime and packs together; leave out --no-runtime.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
-    wanted, cache, family = (
-        selection(arches, globs, spec),
-        open_cache(cache_dir, remote_cache, remote_cache_write),
-        family_named(family_name),
-    )
+    wanted, family = selection(arches, globs, spec), family_named(family_name)
+    cache = open_cache(cache_dir, remote_cache, remote_cache_write)
     key = None if key_file is None else load_key(key_file)
     limit = round(limit_bytes)
     if dry_run:
@@ -127,6 +129,7 @@ def command(
         "family": family,
         "sign": key,
         "limit_bytes": limit,
+        "single_file": single_file,
     }
     wheels = write_wheels(wanted, cache, **options)
     _print(wheels, as_json)
