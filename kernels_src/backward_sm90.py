@@ -37,6 +37,7 @@ from kernels_src.warp_roles import ROWS_PER_WARPGROUP, THREADS_PER_WARPGROUP, Wa
 CONSUMERS = 2
 TILE_N = CONSUMERS * ROWS_PER_WARPGROUP
 COPY_WARP, FIRST_STORING_WARP = 0, 1
+WHOLE, ONLY_DV, ALL_BUT_DV = "whole", "only_dv", "all_but_dv"
 NEVER = 1 << 30
 
 
@@ -120,7 +121,7 @@ class BackwardSm90:
     Args:
         symbol: prefix of the device entry, which is `<symbol>_0`.
         dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v, dout, dk and dv.
-        head_dim, head_dim_v: multiples of 32, at most 192.
+        head_dim, head_dim_v: multiples of 32, at most 256.
         mask: "full", "causal" or "local".
         deterministic: dQ is summed in a fixed order.
         tile_m: query rows of a tile, 64 or 128. 64: the consumers split the columns of dQ, else its rows.
@@ -128,6 +129,9 @@ class BackwardSm90:
             tile.
         overlaps_dk: the product for dK reads dS from shared memory and is waited for in the next step; else it reads
             registers, too few to hold them that long, and is waited for at once.
+        dq_chunk: columns of dQ that a consumer hands over at a time, a multiple of 32 that divides its share; 0: all.
+        part: "whole"; or "only_dv" and "all_but_dv", two kernels for head dims whose dK and dV do not fit in registers
+            together. Both recompute the scores, so five products a tile become six.
         consumer_registers, producer_registers: see warp_roles.
     Raises: ValueError for a combination that cannot run.
     """
@@ -146,6 +150,8 @@ class BackwardSm90:
         dout_stages: int,
         dscores_stages: int,
         overlaps_dk: bool = False,
+        dq_chunk: int = 0,
+        part: str = WHOLE,
         consumer_registers: int = 240,
         producer_registers: int = 24,
     ):
@@ -154,8 +160,10 @@ class BackwardSm90:
         self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
         self.dscores_stages, self.overlaps_dk = dscores_stages, overlaps_dk
         self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
-        self.key_parts = CONSUMERS if self.splits_dq_columns else 1
+        self.part, self.has_dv, self.has_dk = part, part != ALL_BUT_DV, part != ONLY_DV
+        self.key_parts = CONSUMERS if self.splits_dq_columns and self.has_dk else 1
         self.dq_columns = head_dim // CONSUMERS if self.splits_dq_columns else head_dim
+        self.dq_chunk = dq_chunk or self.dq_columns
         self.roles = WarpRoles(CONSUMERS, consumer_registers, producer_registers)
         self.counts = backward_arrive_counts(CONSUMERS)
         _check(self)
@@ -227,8 +235,8 @@ class BackwardSm90:
         )
 
     def _dq_tile(self) -> tuple[int, int]:
-        """Rows and columns of dQ that one consumer computes."""
-        return ROWS_PER_WARPGROUP, self.dq_columns
+        """Rows and columns of dQ that one consumer hands over at a time."""
+        return ROWS_PER_WARPGROUP, self.dq_chunk
 
     def _dq_layout(self):
         return hopper.make_smem_layout_epi(Float32, LayoutEnum.ROW_MAJOR, self._dq_tile(), CONSUMERS)
@@ -266,7 +274,7 @@ class BackwardSm90:
                     (shared.queries, self.q_stages),
                     (shared.douts, self.dout_stages),
                     (shared.keys, 1),
-                    (shared.values, 1),
+                    (shared.values, 1 if self.has_dk else 0),
                 ):
                     for stage in cutlass.range_constexpr(stages):
                         arch.mbarrier_init(ring.full + stage, self.counts.tile_full)
@@ -279,8 +287,11 @@ class BackwardSm90:
             arch.setmaxregister_decrease(self.roles.producer_registers)
             if warp == COPY_WARP:
                 self._load_tiles(load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem)
-            elif warp < FIRST_STORING_WARP + CONSUMERS:
-                self._add_query_gradients(reduce_dq, dq, semaphores, shared, tile, problem, warp - FIRST_STORING_WARP)
+            elif const_expr(self.has_dk):
+                if warp < FIRST_STORING_WARP + CONSUMERS:
+                    self._add_query_gradients(
+                        reduce_dq, dq, semaphores, shared, tile, problem, warp - FIRST_STORING_WARP
+                    )
         else:
             arch.setmaxregister_increase(self.roles.consumer_registers)
             self._compute(store_dk, dk, store_dv, dv, shared, tile, problem, group - 1)
@@ -293,15 +304,20 @@ class BackwardSm90:
             (self.tile_m, self.head_dim, self.q_stages, 1),
             (self.tile_m, self.head_dim_v, self.dout_stages, 1),
             (TILE_N, self.head_dim, 1, self.key_parts),
-            (TILE_N, self.head_dim_v, 1, 1),
+            (TILE_N, self.head_dim_v, 1 if self.has_dk else 0, 1),
         ):
-            layout = gradients.rows_layout(self.dtype, rows, columns, stages, parts)
-            rings.append(Ring(_allocate(shared, self.dtype, layout), barriers, barriers + stages))
+            tiles = None
+            if const_expr(stages > 0):
+                layout = gradients.rows_layout(self.dtype, rows, columns, stages, parts)
+                tiles = _allocate(shared, self.dtype, layout)
+            rings.append(Ring(tiles, barriers, barriers + stages))
             barriers = barriers + 2 * stages
         statistics = []
         for stages in (self.q_stages, self.dout_stages):
             layout = cute.make_layout((self.tile_m, stages))
             statistics.append(shared.allocate_tensor(Float32, layout, byte_alignment=128))
+        if const_expr(not self.has_dk):
+            return Shared(*rings, *statistics, None, None)
         dscores = _allocate(
             shared, self.dtype, gradients.rows_layout(self.dtype, TILE_N, self.tile_m, self.dscores_stages)
         )
@@ -352,7 +368,9 @@ class BackwardSm90:
                 q_at = self._load_block(
                     load_q, q_from, q_to, lse_tiles, shared.lse, shared.queries, q_at, m_block, self.q_stages
                 )
-                if (member == 0) & (i == 0):
+                if const_expr(not self.has_dk):
+                    pass
+                elif (member == 0) & (i == 0):
                     self._load_once(load_v, v_tiles, shared.values, tile.n_block, self.head_dim_v)
                 dout_at = self._load_block(
                     load_dout,
@@ -393,25 +411,29 @@ class BackwardSm90:
         for member in cutlass.range(problem.group_size, unroll=1):
             head = tile.kv_head * problem.group_size + member
             parts = cute.local_tile(dq[None, None, head, tile.batch], self._dq_tile(), (None, None))
+            chunks = self.dq_columns // self.dq_chunk
             counters = semaphores[None, head, tile.batch].iterator
             for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
                 m_block = tiles.begin + i
-                self._hand_over_buffer(group)
-                self._wait_tile(group)
-                if is_adding:
-                    part = (m_block, group) if self.splits_dq_columns else (CONSUMERS * m_block + group, 0)
-                    counter = m_block * self.tile_m // turns.QUERIES_PER_COUNTER
-                    if const_expr(self.deterministic):
-                        if (i == 0) | (m_block * self.tile_m % turns.QUERIES_PER_COUNTER == 0):
-                            turns.wait_turn(counters + counter, CONSUMERS * self._rank(tile, counter, problem))
-                    tile_reduce.reduce_tile(reduce_dq, source, parts[(None, None, *part)])
-                    if const_expr(self.deterministic):
-                        tile_reduce.wait_until_added()
-                        next_row = (m_block + 1) * self.tile_m
-                        if (m_block + 1 == tiles.end) | (next_row % turns.QUERIES_PER_COUNTER == 0):
-                            turns.end_turn(counters + counter)
-                    else:
-                        epilogue_store.wait_until_read()
+                for chunk in cutlass.range_constexpr(chunks):
+                    self._hand_over_buffer(group)
+                    self._wait_tile(group)
+                    if is_adding:
+                        part = (CONSUMERS * m_block + group, chunk)
+                        if const_expr(self.splits_dq_columns):
+                            part = (m_block, chunks * group + chunk)
+                        counter = m_block * self.tile_m // turns.QUERIES_PER_COUNTER
+                        if const_expr(self.deterministic and chunk == 0):
+                            if (i == 0) | (m_block * self.tile_m % turns.QUERIES_PER_COUNTER == 0):
+                                turns.wait_turn(counters + counter, CONSUMERS * self._rank(tile, counter, problem))
+                        tile_reduce.reduce_tile(reduce_dq, source, parts[(None, None, *part)])
+                        if const_expr(self.deterministic and chunk == chunks - 1):
+                            tile_reduce.wait_until_added()
+                            next_row = (m_block + 1) * self.tile_m
+                            if (m_block + 1 == tiles.end) | (next_row % turns.QUERIES_PER_COUNTER == 0):
+                                turns.end_turn(counters + counter)
+                        else:
+                            epilogue_store.wait_until_read()
 
     def _is_adding(self, tile: Tile, problem: Problem):
         """Whether this CTA adds to dQ at all. Without an order, adding zeros does no harm."""
@@ -450,8 +472,10 @@ class BackwardSm90:
     def _compute(self, store_dk, dk, store_dv, dv, shared, tile, problem, group):
         """A consumer warpgroup: dK and dV of its 64 keys, and its part of every dQ tile."""
         work = self._consumer(shared, problem, group)
-        work.dk.fill(0.0)
-        work.dv.fill(0.0)
+        if const_expr(self.has_dk):
+            work.dk.fill(0.0)
+        if const_expr(self.has_dv):
+            work.dv.fill(0.0)
         tiles = self._range(tile.n_block, problem)
         limits = self._limits(work, tile, problem)
         at = At(Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0)), Int32(0), cutlass.Boolean(False))
@@ -468,61 +492,74 @@ class BackwardSm90:
         self._write(work, store_dk, dk, store_dv, dv, shared, tile, problem)
 
     def _consumer(self, shared: Shared, problem: Problem, group) -> Consumer:
-        """Fragments and registers of consumer `group`."""
-        dtype, d, dv_columns, rows = self.dtype, self.head_dim, self.head_dim_v, ROWS_PER_WARPGROUP
+        """Fragments and registers of consumer `group`; None for what this part does not compute."""
+        dtype, rows = self.dtype, ROWS_PER_WARPGROUP
         scores_mma = wgmma.scores_mma(dtype, self.tile_m, accumulate=True)
-        dv_mma = wgmma.output_mma(dtype, dv_columns)
-        dk_mma = gradients.key_gradient_mma(dtype, d) if self.overlaps_dk else wgmma.output_mma(dtype, d)
+        fields = dict.fromkeys(Consumer._fields) | {
+            "group": group,
+            "thread": arch.thread_idx()[0] % THREADS_PER_WARPGROUP,
+            "first_scores_mma": wgmma.scores_mma(dtype, self.tile_m, accumulate=False),
+            "scores_mma": scores_mma,
+            "keys": _as_a(scores_mma, _rows_of(shared.keys.tiles[None, None, 0], group, self.head_dim)),
+            "queries": _as_b(scores_mma, shared.queries.tiles),
+            "scores": cute.make_rmem_tensor(scores_mma.partition_shape_C((rows, self.tile_m)), Float32),
+            "scale_log2": problem.softmax_scale * LOG2_E,
+        }
+        if self.has_dv:
+            fields |= self._dv_fields(shared)
+        if self.has_dk:
+            fields |= self._dk_fields(shared, scores_mma, group)
+        return Consumer(**fields)
+
+    def _columns_view(self, tiles, rows: int, columns: int, stages: int, parts: int = 1):
+        """Tiles seen as operands that are summed over their rows."""
+        return cute.make_tensor(
+            tiles.iterator, gradients.columns_layout(self.dtype, rows, columns, stages, parts).outer
+        )
+
+    def _dv_fields(self, shared: Shared) -> dict:
+        """What dV += P^T dO needs."""
+        rows, columns = ROWS_PER_WARPGROUP, self.head_dim_v
+        dv_mma = wgmma.output_mma(self.dtype, columns)
+        douts_columns = self._columns_view(shared.douts.tiles, self.tile_m, columns, self.dout_stages)
+        return {
+            "dv_mma": dv_mma,
+            "douts_columns": _as_b(dv_mma, douts_columns),
+            "probabilities_operand": cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), self.dtype),
+            "dv": cute.make_rmem_tensor(dv_mma.partition_shape_C((rows, columns)), Float32),
+        }
+
+    def _dk_fields(self, shared: Shared, scores_mma, group) -> dict:
+        """What dP, dK and dQ need."""
+        dtype, columns, rows = self.dtype, self.head_dim, ROWS_PER_WARPGROUP
+        from_registers = wgmma.output_mma(dtype, columns)
+        dk_mma = gradients.key_gradient_mma(dtype, columns) if self.overlaps_dk else from_registers
         dq_mma = gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=True)
-
-        def as_a(mma, tiles):
-            return mma.make_fragment_A(mma.get_slice(0).partition_A(tiles))
-
-        def as_b(mma, tiles):
-            return mma.make_fragment_B(mma.get_slice(0).partition_B(tiles))
-
-        def columns_view(tiles, tile_rows, columns, stages, parts=1):
-            layout = gradients.columns_layout(dtype, tile_rows, columns, stages, parts)
-            return cute.make_tensor(tiles.iterator, layout.outer)
-
-        own_rows = (group, 0)
-        dscores_rows = None
-        if const_expr(self.overlaps_dk):
-            dscores_rows = as_a(dk_mma, cute.local_tile(shared.dscores, (rows, self.tile_m), (group, 0, None)))
-        keys_columns = columns_view(shared.keys.tiles, TILE_N, d, 1, self.key_parts)[None, None, 0]
-        dscores_columns = columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
-        if const_expr(self.splits_dq_columns):
-            keys_columns = cute.local_tile(keys_columns, (self.dq_columns, TILE_N), own_rows)
+        keys_columns = self._columns_view(shared.keys.tiles, TILE_N, columns, 1, self.key_parts)[None, None, 0]
+        dscores_columns = self._columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
+        if self.splits_dq_columns:
+            keys_columns = cute.local_tile(keys_columns, (self.dq_columns, TILE_N), (group, 0))
         else:
             dscores_columns = cute.local_tile(dscores_columns, (rows, TILE_N), (group, 0, None))
-        shape_scores = scores_mma.partition_shape_C((rows, self.tile_m))
-        return Consumer(
-            group=group,
-            thread=arch.thread_idx()[0] % THREADS_PER_WARPGROUP,
-            first_scores_mma=wgmma.scores_mma(dtype, self.tile_m, accumulate=False),
-            scores_mma=scores_mma,
-            dv_mma=dv_mma,
-            dk_mma=dk_mma,
-            first_dq_mma=gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=False),
-            dq_mma=dq_mma,
-            keys=as_a(scores_mma, cute.local_tile(shared.keys.tiles[None, None, 0], (rows, d), own_rows)),
-            values=as_a(scores_mma, cute.local_tile(shared.values.tiles[None, None, 0], (rows, dv_columns), own_rows)),
-            queries=as_b(scores_mma, shared.queries.tiles),
-            douts=as_b(scores_mma, shared.douts.tiles),
-            queries_columns=as_b(dk_mma, columns_view(shared.queries.tiles, self.tile_m, d, self.q_stages)),
-            douts_columns=as_b(dv_mma, columns_view(shared.douts.tiles, self.tile_m, dv_columns, self.dout_stages)),
-            dscores_columns=as_a(dq_mma, dscores_columns),
-            dscores_rows=dscores_rows,
-            keys_columns=as_b(dq_mma, keys_columns),
-            scores=cute.make_rmem_tensor(shape_scores, Float32),
-            dscores=cute.make_rmem_tensor(shape_scores, Float32),
-            probabilities_operand=cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), dtype),
-            dscores_operand=cute.make_rmem_tensor(dv_mma.partition_shape_A((rows, self.tile_m)), dtype),
-            dk=cute.make_rmem_tensor(dk_mma.partition_shape_C((rows, d)), Float32),
-            dv=cute.make_rmem_tensor(dv_mma.partition_shape_C((rows, dv_columns)), Float32),
-            dq=cute.make_rmem_tensor(dq_mma.partition_shape_C(self._dq_tile()), Float32),
-            scale_log2=problem.softmax_scale * LOG2_E,
-        )
+        dscores_rows = None
+        if self.overlaps_dk:
+            dscores_rows = _as_a(dk_mma, cute.local_tile(shared.dscores, (rows, self.tile_m), (group, 0, None)))
+        queries_columns = self._columns_view(shared.queries.tiles, self.tile_m, columns, self.q_stages)
+        return {
+            "dk_mma": dk_mma,
+            "first_dq_mma": gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=False),
+            "dq_mma": dq_mma,
+            "values": _as_a(scores_mma, _rows_of(shared.values.tiles[None, None, 0], group, self.head_dim_v)),
+            "douts": _as_b(scores_mma, shared.douts.tiles),
+            "queries_columns": _as_b(dk_mma, queries_columns),
+            "dscores_columns": _as_a(dq_mma, dscores_columns),
+            "dscores_rows": dscores_rows,
+            "keys_columns": _as_b(dq_mma, keys_columns),
+            "dscores": cute.make_rmem_tensor(scores_mma.partition_shape_C((rows, self.tile_m)), Float32),
+            "dscores_operand": cute.make_rmem_tensor(from_registers.partition_shape_A((rows, self.tile_m)), dtype),
+            "dk": cute.make_rmem_tensor(dk_mma.partition_shape_C((rows, columns)), Float32),
+            "dq": cute.make_rmem_tensor(dq_mma.partition_shape_C((rows, self.dq_columns)), Float32),
+        }
 
     @cute.jit
     def _step(
@@ -545,47 +582,60 @@ class BackwardSm90:
             warpgroup.wait_group(1)
             if at.is_running:
                 release(shared.queries, at.query.previous(self.q_stages))
-        wait_full(shared.values, Cursor(0, 0))
+        if const_expr(self.has_dk):
+            wait_full(shared.values, Cursor(0, 0))
         wait_full(shared.douts, at.dout)
-        wgmma.issue_scores(
-            work.first_scores_mma, work.scores_mma, work.dscores, work.values, work.douts[None, None, None, dout_stage]
-        )
-        warpgroup.wait_group(1)
-        scores, dscores = wgmma.rows_view(work.scores), wgmma.rows_view(work.dscores)
+        if const_expr(self.has_dk):
+            douts = work.douts[None, None, None, dout_stage]
+            wgmma.issue_scores(work.first_scores_mma, work.scores_mma, work.dscores, work.values, douts)
+            warpgroup.wait_group(1)
+        else:
+            warpgroup.wait_group(0)
+            release(shared.queries, at.query)
+        scores = wgmma.rows_view(work.scores)
         if const_expr(has_begin or has_end):
             begins, ends = (tuple(limit - m_block * self.tile_m for limit in side) for side in limits)
             mask_columns(scores, begins, ends, has_begin, has_end)
         column = wgmma.column_of_thread(work.thread)
         recomputed.probabilities(scores, shared.lse[None, q_stage], column, work.scale_log2)
-        wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
-        warpgroup.wait_group(0)
-        recomputed.score_gradients(scores, dscores, shared.dpsum[None, dout_stage], column)
-        wgmma.round_to_operand(work.dscores, work.dscores_operand, self.dtype)
-
-        wgmma.issue_output(
-            work.dv_mma, work.dv, work.probabilities_operand, work.douts_columns[None, None, None, dout_stage]
-        )
-        self._share_dscores(work, shared.dscores[None, None, at.dscores])
-        wgmma.issue_scores(
-            work.first_dq_mma,
-            work.dq_mma,
-            work.dq,
-            work.dscores_columns[None, None, None, at.dscores],
-            work.keys_columns,
-        )
-        warpgroup.wait_group(1)
-        release(shared.douts, at.dout)
-        dk_operand = work.dscores_operand
-        if const_expr(self.overlaps_dk):
-            dk_operand = work.dscores_rows[None, None, None, at.dscores]
-        wgmma.issue_output(work.dk_mma, work.dk, dk_operand, work.queries_columns[None, None, None, q_stage])
-        warpgroup.wait_group(1)
-        self._pass_on_dq(work, shared)
-        if const_expr(not self.overlaps_dk):
+        if const_expr(self.has_dv):
+            wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
+        if const_expr(self.has_dk):
             warpgroup.wait_group(0)
-            release(shared.queries, at.query)
+            if const_expr(not self.has_dv):
+                release(shared.douts, at.dout)
+            dscores = wgmma.rows_view(work.dscores)
+            recomputed.score_gradients(scores, dscores, shared.dpsum[None, dout_stage], column)
+            wgmma.round_to_operand(work.dscores, work.dscores_operand, self.dtype)
+        if const_expr(self.has_dv):
+            douts_columns = work.douts_columns[None, None, None, dout_stage]
+            wgmma.issue_output(work.dv_mma, work.dv, work.probabilities_operand, douts_columns)
+        if const_expr(self.has_dk):
+            self._add_to_dk_and_dq(work, shared, at)
+        else:
+            warpgroup.wait_group(0)
+            release(shared.douts, at.dout)
         next_dscores = at.dscores ^ 1 if self.dscores_stages == 2 else at.dscores
         return At(at.query.next(self.q_stages), at.dout.next(self.dout_stages), next_dscores, cutlass.Boolean(True))
+
+    def _add_to_dk_and_dq(self, work: Consumer, shared: Shared, at: At) -> None:
+        """The products with dS. The one for dV, if any, is running."""
+        self._share_dscores(work, shared.dscores[None, None, at.dscores])
+        dscores_columns = work.dscores_columns[None, None, None, at.dscores]
+        wgmma.issue_scores(work.first_dq_mma, work.dq_mma, work.dq, dscores_columns, work.keys_columns)
+        if self.has_dv:
+            warpgroup.wait_group(1)
+            release(shared.douts, at.dout)
+        dk_operand = work.dscores_operand
+        if self.overlaps_dk:
+            dk_operand = work.dscores_rows[None, None, None, at.dscores]
+        queries_columns = work.queries_columns[None, None, None, at.query.stage]
+        wgmma.issue_output(work.dk_mma, work.dk, dk_operand, queries_columns)
+        warpgroup.wait_group(1)
+        self._pass_on_dq(work, shared)
+        if not self.overlaps_dk:
+            warpgroup.wait_group(0)
+            release(shared.queries, at.query)
 
     def _share_dscores(self, work: Consumer, shared) -> None:
         """dS^T of this group's keys to shared memory; returns when both groups' are there."""
@@ -599,10 +649,14 @@ class BackwardSm90:
     def _pass_on_dq(self, work: Consumer, shared: Shared) -> None:
         """The tile of dQ to shared memory, for the storing warp of this group."""
         threads = self.counts.dq_threads
-        arch.barrier(barrier_id=named_barriers.dq_empty(work.group), number_of_threads=threads)
-        tile_reduce.write_accumulator(work.dq_mma, work.dq, shared.dq[None, None, work.group], work.thread)
-        arch.fence_proxy("async.shared", space="cta")
-        arch.barrier_arrive(barrier_id=named_barriers.dq_full(work.group), number_of_threads=threads)
+        chunk_mma = gradients.query_gradient_mma(self.dtype, self.dq_chunk, accumulate=False)
+        layout = cute.make_layout(chunk_mma.partition_shape_C(self._dq_tile()))
+        for chunk in range(self.dq_columns // self.dq_chunk):
+            part = cute.make_tensor(work.dq.iterator + chunk * cute.size(layout), layout)
+            arch.barrier(barrier_id=named_barriers.dq_empty(work.group), number_of_threads=threads)
+            tile_reduce.write_accumulator(chunk_mma, part, shared.dq[None, None, work.group], work.thread)
+            arch.fence_proxy("async.shared", space="cta")
+            arch.barrier_arrive(barrier_id=named_barriers.dq_full(work.group), number_of_threads=threads)
 
     def _meet(self) -> None:
         arch.barrier(barrier_id=named_barriers.CONSUMERS_MEET, number_of_threads=self.counts.consumer_threads)
@@ -625,25 +679,46 @@ class BackwardSm90:
 
     @cute.jit
     def _write(self, work: Consumer, store_dk, dk, store_dv, dv, shared: Shared, tile, problem):
-        """Scales dK and stores dK and dV through the shared memory of K and V."""
-        for i in cutlass.range_constexpr(cute.size(work.dk)):
-            work.dk[i] = work.dk[i] * problem.softmax_scale
-        self._meet()  # the other group's last dQ has read K
-        parts = ((work.dv_mma, work.dv, shared.values), (work.dk_mma, work.dk, shared.keys))
-        for mma, accumulator, ring in parts:
-            whole = ring.tiles[None, None, 0]
-            own = cute.local_tile(whole, (ROWS_PER_WARPGROUP, cute.size(whole, mode=[1])), (work.group, 0))
+        """Scales dK and stores dK and dV through the shared memory of K and V (dV alone: of K)."""
+        parts = []
+        if const_expr(self.has_dv):
+            target = shared.values.tiles if self.has_dk else self._values_in_keys(shared)
+            parts.append((work.dv_mma, work.dv, target[None, None, 0], store_dv, dv))
+        if const_expr(self.has_dk):
+            for i in cutlass.range_constexpr(cute.size(work.dk)):
+                work.dk[i] = work.dk[i] * problem.softmax_scale
+            parts.append((work.dk_mma, work.dk, shared.keys.tiles[None, None, 0], store_dk, dk))
+        self._meet()  # the other group has read K for the last time
+        for mma, accumulator, whole, _, _ in parts:
+            own = _rows_of(whole, work.group, cute.size(whole, mode=[1]))
             epilogue_store.write_tile(mma, accumulator, own, self.dtype, work.thread)
         arch.fence_proxy("async.shared", space="cta")
         self._meet()
         if arch.warp_idx() == THREADS_PER_WARPGROUP // 32:
-            for atom, gradient, ring in ((store_dv, dv, shared.values), (store_dk, dk, shared.keys)):
-                source = ring.tiles[None, None, 0]
+            for _, _, whole, atom, gradient in parts:
                 tiles = cute.local_tile(
-                    gradient[None, None, tile.kv_head, tile.batch], (TILE_N, cute.size(source, mode=[1])), (None, 0)
+                    gradient[None, None, tile.kv_head, tile.batch], (TILE_N, cute.size(whole, mode=[1])), (None, 0)
                 )
-                epilogue_store.store_tile(atom, source, tiles[None, None, tile.n_block])
+                epilogue_store.store_tile(atom, whole, tiles[None, None, tile.n_block])
             epilogue_store.wait_until_read()
+
+    def _values_in_keys(self, shared: Shared):
+        """A tile of dV over the memory of K."""
+        layout = gradients.rows_layout(self.dtype, TILE_N, self.head_dim_v, 1)
+        return cute.make_tensor(shared.keys.tiles.iterator, layout.outer)
+
+
+def _as_a(mma, tiles):
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(tiles))
+
+
+def _as_b(mma, tiles):
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(tiles))
+
+
+def _rows_of(tile, group, columns: int):
+    """The 64 rows of a tile that belong to consumer `group`."""
+    return cute.local_tile(tile, (ROWS_PER_WARPGROUP, columns), (group, 0))
 
 
 def _allocate(shared, dtype, layout):
@@ -665,5 +740,56 @@ def _check(kernel: BackwardSm90) -> None:
     if kernel.dscores_stages not in (1, 2):
         raise ValueError(f"dscores_stages {kernel.dscores_stages}: must be 1 or 2")
     for head_dim in (kernel.head_dim, kernel.head_dim_v):
-        if head_dim % 32 or not 32 <= head_dim <= 192:
-            raise ValueError(f"head_dim {head_dim}: must be a multiple of 32, at most 192")
+        if head_dim % 32 or not 32 <= head_dim <= 256:
+            raise ValueError(f"head_dim {head_dim}: must be a multiple of 32, at most 256")
+
+
+class BackwardSm90InTwo:
+    """Two kernels for head dims whose dK and dV do not fit in registers together; arguments as BackwardSm90.
+
+    The first, which computes dV, has `dv_q_stages` and `dv_dout_stages`; the other arguments are those of the second.
+    """
+
+    def __init__(self, *, dv_q_stages: int, dv_dout_stages: int, dq_chunk: int, **arguments):
+        stages = {"q_stages": dv_q_stages, "dout_stages": dv_dout_stages}
+        self.only_dv = BackwardSm90(part=ONLY_DV, **(arguments | stages | {"deterministic": False}))
+        self.all_but_dv = BackwardSm90(part=ALL_BUT_DV, dq_chunk=dq_chunk, **arguments)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        dout: cute.Tensor,
+        dpsum: cute.Tensor,
+        lse_log2: cute.Tensor,
+        dq_accum: cute.Tensor,
+        dq_semaphore: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        softmax_scale: Float32,
+        window_left: Int32,
+        window_right: Int32,
+        num_sms: Int32,
+        stream,
+    ):
+        """Launches both kernels. Arguments: docs/formats.md section 1."""
+        for kernel in (self.only_dv, self.all_but_dv):
+            kernel(
+                q,
+                k,
+                v,
+                dout,
+                dpsum,
+                lse_log2,
+                dq_accum,
+                dq_semaphore,
+                dk,
+                dv,
+                softmax_scale,
+                window_left,
+                window_right,
+                num_sms,
+                stream,
+            )
