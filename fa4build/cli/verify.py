@@ -29,6 +29,7 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Take over a record from a GPU, written by benchmarks/prove_on_device.py.",
 )
+@click.option("--timing", is_flag=True, help="Time the kernels in the model of docs/timing-model.md instead.")
 @click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Variants simulated at a time. Default: one a core.")
 @click.option(
@@ -67,6 +68,7 @@ def command(
     static: bool,
     simulate: bool,
     record: Path | None,
+    timing: bool,
     arches: tuple[str, ...],
     jobs: int | None,
     seeds: int,
@@ -91,12 +93,18 @@ def command(
       fa4build verify --arch sm100 --static
       fa4build verify --static --update-baseline         after a change that was meant
       fa4build verify --device record.json               take over what a GPU machine has proven
+      fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
     cache = open_cache(cache_dir)
     if record is not None:
         if globs or arches or static or simulate or update_baseline:
             raise click.UsageError("--device takes the whole record; leave out GLOB, --arch, --static and --simulate.")
         return _install(record, cache, evidence_dir, as_json)
+
+    if timing:
+        if static or simulate or update_baseline:
+            raise click.UsageError("--timing proves nothing; leave out --static, --simulate and --update-baseline.")
+        return _time(globs, arches, cache, as_json)
 
     from fa4build.verify import Options, built_variants, verify
     from fa4build.verify_static import BASELINE_DIR
@@ -148,6 +156,41 @@ def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: b
     for name in kept.missing:
         note(f"not in the record: {name}")
     click.echo(f"{len(kept.proven)} variants proven on {kept.device}; kept as {kept.path}")
+    return 0
+
+
+def _time(globs: tuple[str, ...], arches: tuple[str, ...], cache: "Cache", as_json: bool) -> int:
+    """Time kernels in the model: a line each, or one document."""
+    from fa4build.verify import built_variants
+    from fa4build.verify_timing import is_timed, time_variants
+
+    chosen = built_variants(arches, globs)
+    found = []
+    for timed in time_variants(chosen if globs else filter(is_timed, chosen), cache):
+        steady = timed.steady
+        found.append(
+            {
+                "id": timed.name,
+                "cycles_per_block": steady.cycles,
+                "cycles_per_block_with_quick_copies": steady.quick_cycles,
+                "cycles_besides": steady.fixed,
+                "cycles": steady.timing.cycles,
+                "critical": steady.critical,
+                "in_use": dict(steady.busy),
+                "waiting": dict(steady.waited),
+                "timeline": str(timed.svg),
+            }
+        )
+        if not as_json:
+            used = ", ".join(
+                f"{unit} {share:.0%}" for unit, share in sorted(steady.busy.items(), key=lambda x: -x[1])[:4]
+            )
+            click.echo(
+                f"{timed.name}  {steady.cycles:.0f} clocks a block (quick copies: {steady.quick_cycles:.0f}), "
+                f"{steady.fixed:.0f} besides; in use: {used}; {timed.svg}"
+            )
+    if as_json:
+        print_json({"variants": found})
     return 0
 
 
