@@ -23,6 +23,8 @@ class BackwardTuning:
         q_stages, dout_stages: tiles of Q and of dO that shared memory holds.
         dscores_stages: tiles of dS that shared memory holds; with 2 the consumers meet once a tile, with 1 twice.
         overlaps_dk: the product for dK runs on into the next tile.
+        dq_chunk: columns of dQ that a consumer hands over at a time, 0 for its whole share.
+        dv_q_stages, dv_dout_stages: of the kernel that computes dV alone, where dV has one of its own; else 0.
         consumer_registers: registers of each thread that computes.
         producer_registers: of each thread that loads or stores.
     """
@@ -32,6 +34,9 @@ class BackwardTuning:
     dout_stages: int
     dscores_stages: int
     overlaps_dk: bool
+    dq_chunk: int
+    dv_q_stages: int
+    dv_dout_stages: int
     consumer_registers: int
     producer_registers: int
 
@@ -83,8 +88,28 @@ class BackwardTuningRow:
     tuning: BackwardTuning | Sm100BackwardTuning
 
 
-_TABLE = "tiles and stages of flash-attn-4 4.0.0b36 for SM90 backward"
-_TILE_M = {(64, 64): 128, (96, 96): 64, (128, 128): 64}
+_MEASURED = "fastest of the candidates of benchmarks/notes_backward_sm90.md on an H200"
+_FITS = "what fits in the shared memory of a multiprocessor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row of the table below; `stages` is (Q, dO, dS), `dv_stages` (Q, dO) of a kernel for dV alone."""
+
+    tile_m: int
+    stages: tuple[int, int, int]
+    dv_stages: tuple[int, int] = (0, 0)
+    dq_chunk: int = 0
+    source: str
+
+
+_SM90 = {
+    (64, 64): _Row(tile_m=128, stages=(2, 2, 2), source=_MEASURED),
+    (96, 96): _Row(tile_m=64, stages=(2, 2, 2), source=_MEASURED),
+    (128, 128): _Row(tile_m=64, stages=(2, 2, 2), source=_MEASURED),
+    (192, 128): _Row(tile_m=64, stages=(2, 2, 1), dv_stages=(2, 2), source=_FITS),
+    (256, 256): _Row(tile_m=64, stages=(1, 1, 1), dv_stages=(2, 2), dq_chunk=32, source=_FITS),
+}
 
 _SM100_SOURCE = (
     "stages: what 227 KiB hold beside K, V, dS and the staged dQ; registers: no role spills with ptxas V13.4.59, over "
@@ -97,7 +122,7 @@ def has_backward_tuning(variant: Variant) -> bool:
     """Whether there is a row for this variant."""
     if variant.op != "bwd" or variant.cta_group != 1:
         return False
-    return variant.head_dims in (_TILE_M if variant.arch == "sm90a" else _SM100_STAGES)
+    return variant.head_dims in (_SM90 if variant.arch == "sm90a" else _SM100_STAGES)
 
 
 def backward_row_for(variant: Variant) -> BackwardTuningRow:
@@ -115,13 +140,17 @@ def _sm100_row(variant: Variant) -> BackwardTuningRow:
 
 
 def _sm90_row(variant: Variant) -> BackwardTuningRow:
+    row = _SM90[variant.head_dims]
     tuning = BackwardTuning(
-        tile_m=_TILE_M[variant.head_dims],
-        q_stages=2,
-        dout_stages=2,
-        dscores_stages=2,
+        tile_m=row.tile_m,
+        q_stages=row.stages[0],
+        dout_stages=row.stages[1],
+        dscores_stages=row.stages[2],
         overlaps_dk=False,
+        dq_chunk=row.dq_chunk,
+        dv_q_stages=row.dv_stages[0],
+        dv_dout_stages=row.dv_stages[1],
         consumer_registers=240,
         producer_registers=24,
     )
-    return BackwardTuningRow(name=f"bwd-sm90a-{spell_head_dims(variant.head_dims)}", source=_TABLE, tuning=tuning)
+    return BackwardTuningRow(name=f"bwd-sm90a-{spell_head_dims(variant.head_dims)}", source=row.source, tuning=tuning)

@@ -242,26 +242,8 @@ KERNELS: tuple[Kernel, ...] = (
                 "op": ("fwd",),
                 "arch": ("sm100a", "sm103a"),
                 "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128)),
+                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
                 "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((192, 128),),
-                "mask": ("full", "causal"),
                 "layout": ("dense",),
                 "split": (False,),
                 "cta_group": (1,),
@@ -279,6 +261,22 @@ KERNELS: tuple[Kernel, ...] = (
                 "arch": ("sm90a",),
                 "dtype": DTYPES_16_BIT,
                 "head_dims": ((64, 64), (96, 96), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "cta_group": (1,),
+                "deterministic": (False, True),
+                "softcap": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="bwd_sm90_in_two.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((192, 128), (256, 256)),
                 "mask": ("full", "causal", "local"),
                 "layout": ("dense",),
                 "cta_group": (1,),
