@@ -339,8 +339,7 @@ _FA4_EXP2_OUR_REGISTERS = (
     "exp2 table of flash-attn-4 4.0.0b36 for SM100 forward; registers: the most for softmax that ptxas V13.4.59 assembles "
     "our roles with and spills nothing"
 )
-_ONE_CTA_REGISTERS = (184, 96, 48)
-_ONE_CTA_LOCAL_REGISTERS = (176, 112, 48)
+_ONE_CTA_REGISTERS = (184, 104, 40)
 _TILE_M = 128  # rows of tensor memory: one thread a row
 _TILE_N = 128
 _KV_BYTES_LIMIT = 224 * 1024  # of the 227 KiB, 3 are for barriers and statistics
@@ -515,8 +514,6 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     row = next(row for row in _SM100_FORWARD if row.matches(variant))
     q_stages = 1 if variant.head_dim_v == 256 else 2  # two accumulators of 256 columns would fill tensor memory
     softmax, correction, other = row.registers or _default_registers(q_stages)
-    if variant.mask == "local" and (softmax, correction, other) == _ONE_CTA_REGISTERS:
-        softmax, correction, other = _ONE_CTA_LOCAL_REGISTERS
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,

@@ -550,7 +550,6 @@ class ForwardSm100:
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            begin, end = self._visible((tile.m_block * NUM_TILES + i) * TILE_M + row, problem)
             reference, total = -Float32.inf, Float32(0.0)
             block = blocks.end - 1
             while block >= blocks.begin:
@@ -558,6 +557,8 @@ class ForwardSm100:
                 fence_after_wait()
                 values = self._load_scores(scores, row)
                 if (block >= blocks.inner_end) | (block < blocks.inner_begin):
+                    # The limits are computed where they are needed: registers are short between the blocks.
+                    begin, end = self._visible((tile.m_block * NUM_TILES + i) * TILE_M + row, problem)
                     first_key = block * self.tile_n
                     score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
                 reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
