@@ -161,6 +161,19 @@ def test_measurements_become_panels_with_peers(data):
     assert {"fa4_kernels": ((1024, 550.0), (4096, 600.5)), "cudnn": ((1024, 555.0), (4096, 597.0))} == full.series
 
 
+def test_a_measurement_may_have_the_name_of_an_axis(tmp_path):
+    """`deterministic: true` describes a problem, `deterministic: 301.5` is a measured kernel."""
+    rows = [
+        {"head_dim": 64, "deterministic": True, "seqlen": 1024, "ours": 1.5},
+        {"head_dim": 64, "seqlen": 1024, "ours": 380.5, "deterministic": 301.5},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"backward_tflops": rows}))
+    (benchmark,) = read_benchmarks([tmp_path / "a.json"])
+
+    assert ["head_dim 64, deterministic", "head_dim 64"] == [panel.title for panel in benchmark.panels]
+    assert {"ours", "deterministic"} == set(benchmark.panels[1].series)
+
+
 def test_side_by_side_runs_of_the_timing_model_are_compared(data):
     """Cycles a block by kernel; the description of a case is none."""
     (comparison,) = data.comparisons

@@ -110,17 +110,22 @@ def _lists(document: Any, name: str = "") -> Iterator[tuple[str, list[dict[str, 
 
 
 def _series_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Its measurements. A name of PROBLEM with a fractional value is one too: `deterministic` may name a kernel."""
     return {
         name: float(value)
         for name, value in row.items()
-        if name != ABSCISSA and name not in PROBLEM and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name != ABSCISSA and (isinstance(value, float) or (type(value) is int and name not in PROBLEM))
     }
 
 
 def _panels(rows: list[dict[str, Any]]) -> Iterator[Panel]:
     groups: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
-        title = ", ".join(_words(name, row[name]) for name in PROBLEM if name in row and name not in _NOT_IN_TITLES)
+        title = ", ".join(
+            _words(name, row[name])
+            for name in PROBLEM
+            if name in row and not isinstance(row[name], float) and name not in _NOT_IN_TITLES
+        )
         panel = groups.setdefault(title, {})
         for name, value in _series_of(row).items():
             panel.setdefault(name, []).append((int(row[ABSCISSA]), value))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fa4build.report.benchmarks import Benchmark, Comparison
 from fa4build.report.collect import ReportData, VariantRow
-from fa4build.report.style import INK, SERIES, plotting, to_svg
+from fa4build.report.style import INK, PAPER, SERIES, plotting, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -154,10 +154,12 @@ def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
             label=name,
             hatch=hatch,
             height=0.75,
+            edgecolor=PAPER,
+            linewidth=0,
         )
         left = [a + b for a, b in zip(left, counts, strict=True)]
     ax.set_yticks(range(len(shown)), [row.id for row in shown], fontsize=7.5)
-    ax.invert_yaxis()
+    ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("PTX statements")
     figure.legend(ncols=6, loc="outside lower center")
