@@ -1,0 +1,74 @@
+"""Contract: the backward kernels of sm100a and sm103a compile without spills or local memory, and what they compute in
+the simulator is right for every acceptance case, under eager, late and random schedules with all checks on.
+
+Each kernel is built as the product builds it, and proven as `fa4build verify --simulate` proves it.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.dsl
+pytest.importorskip("cutlass")
+
+from fa4build.acceptance import Case  # noqa: E402
+from fa4build.acceptance_backward import backward_cases_for  # noqa: E402
+from fa4build.codegen.compile import compile_kernel  # noqa: E402
+from fa4build.codegen.launch_plan import plan_to_json  # noqa: E402
+from fa4build.codegen.render import render  # noqa: E402
+from fa4build.toolchain import current_toolchain  # noqa: E402
+from fa4build.tuning import tuning_for  # noqa: E402
+from fa4build.variants import parse_variant  # noqa: E402
+from fa4build.verify_backward import prove_backward_case  # noqa: E402
+from fa4build.verify_runs import RUNS, Run  # noqa: E402
+from fa4build.verify_simulate import request_for  # noqa: E402
+
+SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_100 may have
+# Five tiles of keys by four of queries, two query heads on one key head, and a window that some of them lie outside of.
+MANY_TILES = Case(name="many-tiles", seqlen_q=500, seqlen_k=600, num_heads_q=2, num_heads_kv=1, window=(100, 20))
+ALL_AT_ONCE = Run(schedule="random", padded=False, num_sms=8, concurrent_clusters=8, by_warp=True)
+
+MAIN = (
+    "bwd-sm100a-bf16-hd128-full",
+    "bwd-sm103a-fp16-hd96-causal-deterministic",
+    "bwd-sm100a-bf16-hd64-local-deterministic",
+)
+HELPERS = (
+    "bwd_preprocess-sm90a-fp16-hd64",
+    "bwd_preprocess-sm100a-bf16-hd192x128",
+    "bwd_postprocess-sm90a-bf16-hd96",
+    "bwd_postprocess-sm103a-fp16-hd256",
+)
+
+
+@pytest.fixture(scope="module", params=[*MAIN, *HELPERS])
+def built(request, tmp_path_factory):
+    """(variant, cubin)."""
+    variant = parse_variant(request.param)
+    directory = tmp_path_factory.mktemp(request.param)
+    return variant, compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 300)
+
+
+def prove(built, case, runs):
+    """What is wrong with one case."""
+    variant, cubin = built
+    request = request_for(variant, ptx=cubin.ptx, plan=plan_to_json(cubin.plan), registers=cubin.registers, seeds=(1,))
+    return prove_backward_case(variant, request, cubin.plan, case, 1, runs)[1]
+
+
+def test_nothing_spills(built):
+    """Registers of every role suffice, and shared memory is what a block can have."""
+    _, cubin = built
+
+    assert (0, 0) == (cubin.spill_bytes, cubin.local_bytes)
+    assert cubin.shared_bytes <= SHARED_MEMORY_LIMIT
+
+
+def test_every_acceptance_case(built):
+    """In order with all checks on; adversarial schedules are `fa4build verify`'s and the next test's."""
+    variant, _ = built
+    for case in backward_cases_for(variant):
+        assert () == prove(built, case, RUNS[:1]), case
+
+
+def test_many_tiles_in_every_schedule(built):
+    """Also with all thread blocks in flight; the same bits of whatever must have them (dQ if deterministic)."""
+    assert () == prove(built, MANY_TILES, (*RUNS, ALL_AT_ONCE))
