@@ -267,7 +267,8 @@ def _bulk_out(b, ins, reduces: bool):
             address, origin, size = int(to(g)[lane]), int(source(g)[lane]) & 0xFFFFFF, int(count(g)[lane])
             require_bulk_alignment(b, address, origin, size)
             op = _out_operation(b, g, address, origin, size, reduces)
-            here, there = ("smem", g.cta, units(origin, size)), ("gmem", address, size)
+            here: tuple = ("smem", g.cta, units(origin, size))
+            there: tuple = ("gmem", address, size)
             # A reduction reads what it adds to; it may meet reductions of other CTAs.
             reads, writes = ([here, there], []) if reduces else ([here], [there])
             observe_issue(b, g, g.warps[lane // WARP], op, "bulk", reads, writes)

@@ -174,11 +174,11 @@ def _submit_store(b, g, mask, operands: _Operands, lanes: list[int], reduces: bo
 
     what = "tensor reduction" if reduces else "tensor store"
     op = AsyncOp(f"{what} of box {tmap.box} at {coordinates}, line {b.line}", [read, write])
-    target = [] if buffer is None else [("box", plan, 0)]
+    target: list[tuple] = [] if buffer is None else [("box", plan, 0)]
     # Units outside the tensor are not stored, so they need not have been written.
     stored = plan.shared_addresses if plan.valid is None else plan.shared_addresses[plan.valid]
-    source = [("smem", cta, np.unique(stored // 16))]
-    reads, writes = (source + target, []) if reduces else (source, target)
+    source: list[tuple] = [("smem", cta, np.unique(stored // 16))]
+    reads, writes = ([*source, *target], []) if reduces else (source, target)
     observe_issue(b, g, g.warps[lanes[0] // WARP], op, "bulk", reads, writes)
     add_to_bulk(g, mask, op, lanes)
     cta.cluster.engine.submit(op)
