@@ -336,8 +336,8 @@ def _sm90_forward(variant: Variant) -> TuningRow:
 
 _FA4 = "exp2 and register table of flash-attn-4 4.0.0b36 for SM100 forward"
 _FA4_EXP2_OUR_REGISTERS = (
-    "exp2 table of flash-attn-4 4.0.0b36 for SM100 forward; registers: the most for softmax that ptxas V13.4.59 assembles "
-    "our roles with and spills nothing"
+    "exp2 table of flash-attn-4 4.0.0b36 for SM100 forward; registers: the most for softmax with which ptxas V13.4.59 "
+    "spills nothing in our roles"
 )
 _ONE_CTA_REGISTERS = (184, 104, 40)
 _TILE_M = 128  # rows of tensor memory: one thread a row

@@ -1,12 +1,13 @@
 """FlashAttention forward for SM100 and SM103: warp roles wired together.
 
-A CTA works on two tiles of 128 query rows at once, so that one tile's softmax runs while the tensor core multiplies for the
-other. Warps 0-3 and 4-7 are the softmax of tile 0 and 1 (a thread owns a row), 8-11 the correction, 12 issues matrix
-products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output accumulators live in tensor memory
-(memory/tmem_layout.py); K and V share a ring of shared-memory slots.
+A CTA works on two tiles of 128 query rows at once, so that one tile's softmax runs while the tensor core multiplies for
+the other. Warps 0-3 and 4-7 are the softmax of tile 0 and 1 (a thread owns a row), 8-11 the correction; 12 issues
+matrix products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output accumulators live in tensor memory
+(memory/tmem_layout.py); K and V share a ring of shared-memory slots where they are of one size.
+Source: FlashAttention-4 (arXiv 2603.05451) for the roles, the two tiles and the correction.
 
 Who waits for whom (arrivals that complete a phase):
-    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product, or, where O lies over it, stored.
+    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product (stored, where O lies over it).
     kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the slots of K and V.
     s_full[tile] (1): scores complete, and with them every earlier product of the tile.
     p_ready[tile] (8): first three quarters of P stored (4 softmax warps), O free or rescaled (4 correction warps).
@@ -35,8 +36,7 @@ from kernels_src.memory.tmem_layout import forward_tmem
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import longest_first, single_tile
-from kernels_src.softmax import correction
-from kernels_src.softmax import score_rows
+from kernels_src.softmax import correction, score_rows
 
 NUM_THREADS = 512
 TILE_M = 128
@@ -121,8 +121,8 @@ class ForwardSm100:
         dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out.
         head_dim, head_dim_v: multiples of 16, at most 128 each (two output tiles must fit tensor memory).
         mask: "full", "causal" or "local".
-        kv_stages: slots of the ring that K and V share when they are of one size; otherwise V has one slot of its own and
-            K the rest.
+        kv_stages: slots of the ring that K and V share when they are of one size; otherwise V has one slot of its own
+            and K the rest.
         separate_output: O tiles have shared memory of their own, else they lie over the Q tiles.
         softmax_registers, correction_registers, other_registers: a thread, multiples of 8.
         exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
@@ -624,7 +624,7 @@ class ForwardSm100:
 
     @cute.jit
     def _send_stats(self, i, bars, stats, row, count, value, reference):
-        """Hand a row's rescale factor, or at the end its sum, with its reference to the correction warp of these rows."""
+        """Hand a row's rescale factor (at the end its sum) and reference to the correction warp of the same rows."""
         place = i * WARPS_PER_TILE + row // 32
         arch.mbarrier_wait(bars.stats_empty + place, (count & 1) ^ 1)
         stats[row, i, 0] = value

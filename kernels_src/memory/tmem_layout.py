@@ -40,7 +40,7 @@ def forward_tmem(num_q_tiles: int, tile_n: int, head_dim_v: int) -> ForwardTmem:
     used = first_output + num_q_tiles * head_dim_v
     if used > TMEM_COLUMNS:
         raise ValueError(
-            f"{num_q_tiles} Q tiles with tile_n {tile_n} and head_dim_v {head_dim_v} need {used} tensor-memory columns, "
+            f"{num_q_tiles} Q tiles, tile_n {tile_n} and head_dim_v {head_dim_v} need {used} columns of tensor memory, "
             f"there are {TMEM_COLUMNS}: use fewer Q tiles"
         )
     return ForwardTmem(

@@ -1,13 +1,12 @@
 """Matrix products of the fifth-generation tensor core (tcgen05) into tensor memory.
 
-One whole warp calls; the DSL elects the issuing thread inside, always the same one, so a later commit covers every product
-issued before it. Operands: A from shared memory or from tensor memory, B from shared memory, fp32 accumulator in tensor
-memory. Cost: one instruction for each 32 bytes of the summed dimension (16 elements of a 16-bit type).
+One whole warp calls; the DSL elects the issuing thread inside, always the same one, so a later commit covers every
+product issued before it. Operands: A from shared memory or from tensor memory, B from shared memory, fp32 accumulator in
+tensor memory. Cost: one instruction for each 32 bytes of the summed dimension (16 elements of a 16-bit type).
 """
 
 import cutlass
 import cutlass.cute as cute
-
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import tcgen05
 
@@ -43,7 +42,7 @@ def operand_a_at(mma, shape_mk, tmem_base, column: int, dtype):
 
 
 def fence_before_arrive():
-    """Orders this thread's tensor-memory accesses before an arrival that another thread waits for (PTX ISA 9.7.16.6)."""
+    """Orders this thread's tensor-memory accesses before an arrival that others wait for (PTX ISA 9.7.16.6)."""
     arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 

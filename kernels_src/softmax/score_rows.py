@@ -1,6 +1,6 @@
 """Softmax of a score row that one thread holds entirely, as on Blackwell: no exchange between threads.
 
-Registers: one row of `tile_n` fp32 scores, overwritten by its probabilities. All functions are traced into the softmax warps.
+Registers: one row of `tile_n` fp32 scores, overwritten by its probabilities. Traced into the softmax warps.
 """
 
 import cutlass
