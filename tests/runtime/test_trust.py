@@ -4,6 +4,7 @@ everything malformed.
 """
 
 import os
+import random
 import subprocess
 import sys
 
@@ -292,3 +293,66 @@ def test_a_zipped_pack_is_found(tmp_path, monkeypatch):
 
     assert isinstance(pack, Pack)
     assert len(packs.PackReader().read(pack, pack.manifest.entries[0])) == 2
+
+
+def kernels_that_load(directory):
+    """How many kernels of a pack could reach the driver."""
+    pack = open_pack("test", directory)
+    if isinstance(pack, RefusedPack):
+        return 0
+    reader, count = packs.PackReader(), 0
+    for entry in pack.manifest.entries:
+        try:
+            reader.read(pack, entry)
+            count += 1
+        except PackError:
+            pass
+    return count
+
+
+def test_a_flipped_byte_anywhere_in_a_pack_never_loads(tmp_path):
+    """2,000 places drawn over all its files by size with the seed 3, and the first 80 bytes of each file: the header of
+    the xz stream, of the seal and of the manifest. Nothing is signed here: the seal alone must notice."""
+    directory = write_pack(tmp_path / "pack", IDS)
+    files = {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+    draw = random.Random(3)
+    names = draw.choices(list(files), weights=[len(data) for data in files.values()], k=2000)
+    places = [(name, draw.randrange(len(files[name]))) for name in names]
+    places += [(name, place) for name, data in files.items() for place in range(min(80, len(data)))]
+    assert kernels_that_load(directory) == 2
+
+    for name, place in places:
+        changed = bytearray(files[name])
+        changed[place] ^= 1 << place % 8
+        (directory / name).write_bytes(changed)
+        assert kernels_that_load(directory) == 0, (name, place)
+        (directory / name).write_bytes(files[name])
+
+
+def fields_of(document, path=()):
+    """Every field of a manifest, however deep, as a path of keys."""
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from fields_of(value, (*path, key))
+
+
+def test_every_field_of_the_manifest_is_sealed(tmp_path):
+    """Each replaced by another value: nothing loads, whatever the field means."""
+    import json
+
+    directory = write_pack(tmp_path / "pack", IDS)
+    path = directory / "manifest.json"
+    text = path.read_text()
+    fields = list(fields_of(json.loads(text)))
+    assert ("entries", 1, "cubin", "sha256") in fields
+    assert len(fields) > 60
+
+    for field in fields:
+        document = inner = json.loads(text)
+        for key in field[:-1]:
+            inner = inner[key]
+        inner[field[-1]] = 7 if inner[field[-1]] != 7 else 8
+        path.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
+        assert kernels_that_load(directory) == 0, field
