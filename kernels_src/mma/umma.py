@@ -1,7 +1,7 @@
 """Matrix products of the fifth-generation tensor core (tcgen05) into tensor memory.
 
 One whole warp calls; the DSL elects the issuing thread inside, always the same one, so a later commit covers every
-product issued before it. Operands: A from shared memory or from tensor memory, B from shared memory, fp32 accumulator in
+product issued before it. Operands: A from shared or tensor memory, B from shared memory, fp32 accumulator in
 tensor memory. Cost: one instruction for each 32 bytes of the summed dimension (16 elements of a 16-bit type).
 """
 
