@@ -49,6 +49,8 @@ _FILTERS = (
         "depth": 512,
     },
 )
+# One kernel costs the decompression of its group: about 5 ms of a processor a MiB, and the first call may take 30 ms.
+_GROUP_RAW_BYTES = 4 << 20
 # A reader refuses a stream that needs more than this, so that a forged file cannot exhaust the machine.
 _DECODER_MEMORY_BYTES = 128 << 20
 
@@ -114,7 +116,7 @@ def build_pack(
     Raises: WheelError when there is no artifact, two share an id, or a recipe names a kernel that is not there.
     """
     ordered = sorted(artifacts, key=lambda artifact: _similarity_key(artifact.facts))
-    slices = [ordered[start : start + MAX_GROUP_ENTRIES] for start in range(0, len(ordered), MAX_GROUP_ENTRIES)]
+    slices = _slices(ordered)
     entries: list[Entry] = []
     groups: list[Group] = []
     stored: dict[str, bytes] = {}
@@ -230,6 +232,19 @@ def _similarity_key(facts: Facts) -> tuple[object, ...]:
     numbers = tuple((name, value) for name, value in sorted(facts.axes.items()) if type(value) is int)
     words = tuple((name, str(value)) for name, value in sorted(facts.axes.items()) if type(value) is not int)
     return (facts.target, facts.op, numbers, words, facts.id)
+
+
+def _slices(ordered: Sequence[Artifact]) -> list[Sequence[Artifact]]:
+    """Neighbours that share a group: as many as the two limits allow, at least one."""
+    slices: list[list[Artifact]] = []
+    size = 0
+    for artifact in ordered:
+        size += len(artifact.cubin) + len(artifact.plan)
+        if not slices or len(slices[-1]) == MAX_GROUP_ENTRIES or size > _GROUP_RAW_BYTES:
+            slices.append([])
+            size = len(artifact.cubin) + len(artifact.plan)
+        slices[-1].append(artifact)
+    return slices
 
 
 def _lay_out(number: int, members: Sequence[Artifact]) -> tuple[bytes, list[Entry]]:

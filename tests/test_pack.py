@@ -98,6 +98,18 @@ def test_missing_group_is_refused() -> None:
         pack_from_files(files, origin="p")
 
 
+def test_groups_end_at_64_entries_or_at_4_mib() -> None:
+    """130 small kernels: 64, 64, 2. Five of 1.5 MiB each: two a group, as a third would be over 4 MiB."""
+    small = packed(made_up_family(130)).manifest
+    big = [dataclasses.replace(artifact, cubin=artifact.cubin.ljust(3 << 19, b"\0")) for artifact in made_up_family(5)]
+    sizes = [
+        [sum(entry.cubin.group == number for entry in manifest.entries) for number in range(len(manifest.groups))]
+        for manifest in (small, packed(big).manifest)
+    ]
+
+    assert sizes == [[64, 64, 2], [2, 2, 1]]
+
+
 def test_extra_file_is_refused() -> None:
     """Payload without manifest."""
     files = {**packed(made_up_family(2)).files(), "group-001.xz": b"x"}
