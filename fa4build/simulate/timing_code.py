@@ -61,6 +61,9 @@ class Code:
         self.program, self.arch = program, arch
         self._regions: dict[tuple[int, int], Region] = {}
         self._skipped = set(program.contracted.values())
+        if arch != "sm90a":
+            self._skipped |= _joined_maxima(program)
+        self._elected = self._elected_predicates()
         self._late = self._late_registers()
 
     def block_of(self, node: int) -> int:
@@ -76,7 +79,19 @@ class Code:
         return self._regions[key]
 
     def _is_folded(self, index: int) -> bool:
-        return index in self._skipped or is_folded(self.program.function.instructions[index].opcode)
+        ins = self.program.function.instructions[index]
+        if ins.opcode in BRANCHES and ins.guard is not None and ins.guard.register in self._elected:
+            return True  # becomes a predicate on what the elected lane does, or is merged with the election before
+        return index in self._skipped or is_folded(ins.opcode)
+
+    def _elected_predicates(self) -> set[int]:
+        """Predicates that say whether a lane is the elected one."""
+        code = self.program.function.instructions
+        elected = {reg for ins in code if ins.opcode.startswith("elect") for reg in written_registers(ins)}
+        for ins in code:
+            if ins.opcode in ("not.pred", "mov.pred") and elected.intersection(read_registers(ins)):
+                elected.update(written_registers(ins))
+        return elected
 
     def _late_registers(self) -> set[int]:
         """Registers that hold results of long latency, also through moves. Tensor-memory loads have their own wait."""
@@ -152,6 +167,30 @@ class Code:
             )
         passed = [(r, tuple(sorted(sources[r][0])), tuple(sorted(sources[r][1]))) for r in moved if r in self._late]
         return drafts, passed
+
+
+def _joined_maxima(program) -> set[int]:
+    """Two-input maxima that ptxas joins with the one that alone reads them (FMNMX3 of sm100a and later)."""
+    code = program.function.instructions
+    uses: dict[int, int] = {}
+    for ins in code:
+        for reg in read_registers(ins):
+            uses[reg] = uses.get(reg, 0) + 1
+    joined: set[int] = set()
+    for block in program.blocks:
+        made: dict[int, int] = {}  # register -> the two-input maximum that made it and may be joined
+        for i in range(block.start, block.stop):
+            ins = code[i]
+            written = written_registers(ins)
+            is_pair = ins.opcode in ("max.f32", "max.ftz.f32") and len(ins.operands) == 3 and ins.guard is None
+            source = next((r for r in read_registers(ins) if r in made and uses[r] == 1), None) if is_pair else None
+            for reg in written:
+                made.pop(reg, None)
+            if source is not None:
+                joined.add(made.pop(source))
+            elif is_pair:
+                made[written[0]] = i
+    return joined
 
 
 def _list_schedule(drafts: list[_Draft]) -> tuple[list[int], dict[int, int]]:
