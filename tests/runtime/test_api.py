@@ -18,7 +18,16 @@ from fa4_kernels.plan import encode_plan  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from tests.runtime.fake import FakeDriver, entry_axes, fake_cubin, forward_plan, param_bytes, read_map, write_pack  # noqa: E402
+from tests.runtime.fake import (  # noqa: E402
+    FakeDriver,
+    entry_axes,
+    fake_cubin,
+    forward_plan,
+    param_bytes,
+    read_map,
+    write_pack,
+    write_seal,
+)
 
 UNBOUNDED = 1 << 30
 IDS = [
@@ -407,6 +416,7 @@ def test_a_plan_that_contradicts_the_signature_is_refused(launcher, fake, tmp_pa
     directory = write_pack(tmp_path / "pack", ["fwd-sm90a-fp16-hd64-full"])
     manifest = (directory / "manifest.json").read_text()
     (directory / "manifest.json").write_text(manifest.replace('"dtype":"fp16"', '"dtype":"bf16"'))
+    write_seal(directory)
     options = {"driver_path": fake.path, "device_type": loader.CPU, "packs": [packs.open_pack("test", directory)]}
     loader.use_runtime(loader.Runtime(**options, stream_of=lambda ordinal: 0))
     try:
