@@ -468,6 +468,11 @@ class BackwardSm100:
         with arch.elect_one():
             arch.mbarrier_arrive(barrier)
 
+    @cute.jit
+    def _arrive_mma(self, barrier):
+        """The warp's arrival at a barrier that the warp which issues products waits for."""
+        self._arrive_warp(barrier)
+
     # --- load -------------------------------------------------------------------------------------------------------
 
     @cute.jit
@@ -621,13 +626,17 @@ class BackwardSm100:
         """accumulator (+)= A B, where A lies over the fp32 columns it was computed from, each half of the queries in
         the first half of its own columns (so that no compute warpgroup writes what the other still reads)."""
         mma = self._mma_accumulate(columns)
-        target = accumulator_at(mma, (TILE_N, columns), tmem, target_column)
+        target = accumulator_at(mma, (self._pair_rows(), columns), tmem, target_column)
         fB = mma.make_fragment_B(operand_b)[None, None, None, slot.stage]
         steps = TILE_M // 16
-        low = operand_a_at(mma, (TILE_N, TILE_M), tmem, source_column, self.dtype)
-        high = operand_a_at(mma, (TILE_N, TILE_M), tmem, source_column + HALF // 2, self.dtype)
+        low = operand_a_at(mma, (self._pair_rows(), TILE_M), tmem, source_column, self.dtype)
+        high = operand_a_at(mma, (self._pair_rows(), TILE_M), tmem, source_column + HALF // 2, self.dtype)
         multiply(mma, target, low, fB, 0, steps // 2, accumulate)
         multiply(mma, target, high, fB, steps // 2, steps, True)
+
+    def _pair_rows(self):
+        """M of the products whose A is in tensor memory."""
+        return TILE_N
 
     @cute.jit
     def _multiply_dq(self, bars, shared, tmem):
@@ -651,8 +660,10 @@ class BackwardSm100:
         step = self._first_step(problem, work)
         turn = Int32(0)
         while turn < work.num_steps:
-            weights = self._probabilities(bars, shared, tmem, problem, work, step, key, row, half, q_slot, turn)
-            self._score_gradients(bars, shared, tmem, weights, row, half, do_slot, turn)
+            weights = self._probabilities(
+                bars, bars.q_full, bars.q_empty, shared, tmem, problem, work, step, key, row, half, q_slot, turn
+            )
+            self._score_gradients(bars, bars.do_full, bars.do_empty, shared, tmem, weights, row, half, do_slot, turn)
             q_slot, do_slot = q_slot.next(self.q_stages), do_slot.next(self.do_stages)
             step = self._next_step(step, work)
             turn = turn + 1
@@ -677,9 +688,9 @@ class BackwardSm100:
         )
 
     @cute.jit
-    def _probabilities(self, bars, shared, tmem, problem, work, step, key, row, half, slot, turn):
-        """S^T -> P^T of one tile; returns this thread's P in float32."""
-        arch.mbarrier_wait(bars.q_full + slot.stage, slot.phase)
+    def _probabilities(self, bars, full, empty, shared, tmem, problem, work, step, key, row, half, slot, turn):
+        """S^T -> P^T of one tile; returns this thread's P in float32. full, empty: barriers of lse_log2."""
+        arch.mbarrier_wait(full + slot.stage, slot.phase)
         arch.mbarrier_wait(bars.s_full, turn & 1)
         fence_after_wait()
         load, source = correction.row_copies(
@@ -695,12 +706,12 @@ class BackwardSm100:
             score_rows.mask_row(values, begin - first_query, end - first_query, True, self.mask == LOCAL)
         lse = cute.local_tile(shared.lse_log2[None, slot.stage], (HALF,), (half,))
         gradients.probabilities(values, lse, -(problem.scale * Float32(LOG2_E)))
-        self._arrive_warp(bars.q_empty + slot.stage)
+        self._arrive_warp(empty + slot.stage)
         for piece in cutlass.range_constexpr(HALF // FRAGMENT):
             self._store_operand(values, piece, tmem, self.tmem.scores + half * HALF, row)
         arch.fence_view_async_tmem_store()
         fence_before_arrive()
-        self._arrive_warp(bars.p_ready)
+        self._arrive_mma(bars.p_ready)
         return values
 
     @cute.jit
@@ -730,17 +741,15 @@ class BackwardSm100:
         return converted
 
     @cute.jit
-    def _score_gradients(self, bars, shared, tmem, weights, row, half, slot, turn):
+    def _score_gradients(self, bars, full, empty, shared, tmem, weights, row, half, slot, turn):
         """dP^T -> dS^T of one tile, to tensor memory for dK and to shared memory for dQ. The previous tile's dQ no
-        longer reads there: it was issued before this dP."""
-        arch.mbarrier_wait(bars.do_full + slot.stage, slot.phase)
+        longer reads there: it was issued before this dP. full, empty: barriers of dpsum."""
+        arch.mbarrier_wait(full + slot.stage, slot.phase)
         arch.mbarrier_wait(bars.dp_full, turn & 1)
         fence_after_wait()
         column = self.tmem.dprobabilities + half * HALF
         load, source = correction.row_copies(self._columns_at(tmem, column, HALF), FRAGMENT, row, False)
-        keys = cute.make_tensor(
-            shared.ds.iterator, cute.make_layout((TILE_N, (HALF, 2)), stride=(HALF, (1, TILE_N * HALF)))
-        )
+        keys = cute.make_tensor(self._ds_rows(shared, half), cute.make_layout((TILE_N, HALF), stride=(HALF, 1)))
         for piece in cutlass.range_constexpr(HALF // FRAGMENT):
             values = cute.make_rmem_tensor((FRAGMENT,), Float32)
             cute.copy(load, source[None, None, piece], self._piece(values, 0, FRAGMENT))
@@ -749,13 +758,17 @@ class BackwardSm100:
             mine = cute.make_tensor(weights.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
             gradients.score_gradients(values, mine, dpsum)
             converted = self._store_operand(values, 0, tmem, column + piece * (FRAGMENT // 2), row)
-            line = cute.local_tile(keys[row, (None, half)], (FRAGMENT,), (piece,))
+            line = cute.local_tile(keys[row, None], (FRAGMENT,), (piece,))
             cute.autovec_copy(converted, line)
         arch.fence_view_async_tmem_store()
         arch.fence_proxy("async.shared", space="cta")
         fence_before_arrive()
-        self._arrive_warp(bars.do_empty + slot.stage)
-        self._arrive_warp(bars.ds_ready)
+        self._arrive_warp(empty + slot.stage)
+        self._arrive_mma(bars.ds_ready)
+
+    def _ds_rows(self, shared, half):
+        """Where the dS of one half of the queries begins in shared memory; a row of 64 queries for every key."""
+        return shared.ds.iterator + half * (TILE_N * HALF)
 
     @cute.jit
     def _store_gradient(
