@@ -42,6 +42,14 @@ def require_bulk_alignment(b, *values: int) -> None:
             raise b.fault(f"bulk copy: 0x{value:x} is not a multiple of 16 (addresses and size must be)")
 
 
+def one_thread_a_warp(b, g, mask) -> list[int]:
+    """The lanes that execute, at most one of each warp (warps in lockstep may be several)."""
+    lanes = active_lanes(g, mask).tolist()
+    if len({lane // WARP for lane in lanes}) != len(lanes):
+        one_thread(b, g, mask)
+    return lanes
+
+
 def one_thread(b, g, mask) -> int:
     """The only active lane: every further lane would repeat the copy and its transaction bytes."""
     lanes = active_lanes(g, mask)
@@ -224,8 +232,7 @@ def _bulk_push(b, ins, match):
     to, source = b.address(ins.operands[0], 32), b.address(ins.operands[1], 32)
     count, bar = b.get(ins.operands[2], "u32"), b.address(ins.operands[3], 32)
 
-    def run(g, mask) -> None:
-        lane = one_thread(b, g, mask)
+    def push(g, lane: int) -> None:
         address, origin, size = int(to(g)[lane]), int(source(g)[lane]), int(count(g)[lane])
         require_bulk_alignment(b, address, origin, size)
         cta, offset = target_cta(b, g, address)
@@ -239,6 +246,10 @@ def _bulk_push(b, ins, match):
         data = shared_span(b, g.cta, start, size, "bulk push source")
         target = shared_span(b, cta, offset, size, "bulk push")
         _submit_load(b, g, lane, cta, offset, target, lambda: data, barrier, [("smem", g.cta, units(start, size))])
+
+    def run(g, mask) -> None:
+        for lane in one_thread_a_warp(b, g, mask):
+            push(g, lane)
 
     return run
 
