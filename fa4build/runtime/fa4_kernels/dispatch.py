@@ -241,7 +241,8 @@ def _next_step(decision: Decision) -> str:
         return f"use a GPU of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS.values())}."
     short = target.replace("_", "").rstrip("a")
     if not any(item.entry.target == target for item in decision.trace):
-        return f"install the pack for this GPU: pip install 'fa4-kernels[{short}]'."
+        pack = f"fa4-kernels-{target.replace('_', '')}"
+        return f"install the pack for this GPU, {pack}: pip install 'fa4-kernels[{short}]'."
     unknown = sorted(problem.features.difference(_SPELLED_FEATURES))
     if unknown:
         return f"call without {', '.join(unknown)}: no kernel can be built with it yet."
