@@ -102,8 +102,9 @@ def _manifest(path: Path) -> Manifest | None:
 def _family(manifest: Manifest) -> Family:
     """The family whose kernels these are."""
     for name in family_names():
-        if name.replace("-", "_") == manifest.family:
-            return family_named(name)
+        family = family_named(name)
+        if family.name == manifest.family:
+            return family
     raise RebuildError(f"pack {manifest.pack}: its family {manifest.family} is not installed here.")
 
 

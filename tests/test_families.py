@@ -17,7 +17,7 @@ from fa4build.arch import ARCHES
 from fa4build.cache import key_of
 from fa4build.codegen.compile import CompileOptions
 from fa4build.codegen.launch_plan import canonical_digest, evaluate, failed_guard, plan_from_json
-from fa4build.codegen.plan_names import with_bindings, with_names
+from fa4build.codegen.plan_names import with_bindings, with_names, with_types
 from fa4build.codegen.plan_values import LaunchPlan, Vector
 from fa4build.errors import LaunchPlanError, NothingSelectedError, ToolchainError, VariantError, WheelError
 from fa4build.families import FamilyKernel, Input, Pinned, Scalar, kernel_family, one_step
@@ -263,6 +263,18 @@ def test_a_plan_under_other_names_means_the_same():
         assert canonical_digest(evaluate(renamed, new.inputs)) == old.sha256
     wrong = {"q.ptr": 8, "q.shape[0]": 1, "count": 1}
     assert failed_guard(renamed, wrong) == "q.ptr must be aligned to 16 bytes"
+
+
+def test_bytes_take_the_name_of_an_8_bit_float():
+    """And nothing else does: sizes must agree."""
+    plan = toy_plan()
+    as_bytes = replace(plan, args=(replace(plan.args[0], dtype="u8"), *plan.args[1:]))
+
+    assert with_types(as_bytes, {"x": "e4m3"}).args[0].dtype == "e4m3"
+    with pytest.raises(LaunchPlanError, match="x cannot be called a tensor of e4m3: it is one of bf16"):
+        with_types(plan, {"x": "e4m3"})
+    with pytest.raises(LaunchPlanError, match="x cannot be called a tensor of f32"):
+        with_types(as_bytes, {"x": "f32"})
 
 
 def test_unknown_or_equal_names_are_refused():

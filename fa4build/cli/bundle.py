@@ -8,6 +8,7 @@ import click
 
 from fa4build.cli.common import (
     cache_dir_option,
+    family_option,
     human_bytes,
     jobs_option,
     json_option,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.command("bundle")
 @click.argument("out", type=click.Path(path_type=Path))
 @selection_options
+@family_option
 @click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
 @click.option(
     "--include",
@@ -45,6 +47,7 @@ def command(
     arches: tuple[str, ...],
     globs: tuple[str, ...],
     spec: Path | None,
+    family_name: str,
     platforms: tuple[str, ...],
     include: tuple[Path, ...],
     key_file: Path | None,
@@ -71,22 +74,24 @@ def command(
     import tempfile
 
     from fa4build.bundle import write_bundle
+    from fa4build.families.registry import family_named
     from fa4build.release import ALL_PLATFORMS, write_wheels
     from fa4build.signing import load_key
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
     wanted, cache = selection(arches, globs, spec), open_cache(cache_dir, remote_cache, remote_cache_write)
+    family = family_named(family_name)
     key = None if key_file is None else load_key(key_file)
     if not assert_cached:
         from fa4build.cli.matrix import build
 
-        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills).exit_code
+        code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills, family=family).exit_code
         if code:
             return code
     with tempfile.TemporaryDirectory(prefix="fa4build-wheels-") as directory:
         options: dict[str, Any] = {"platforms": platforms or ALL_PLATFORMS, "allow_spills": allow_spills, "sign": key}
-        wheels = write_wheels(wanted, cache, out_dir=Path(directory), **options)
+        wheels = write_wheels(wanted, cache, out_dir=Path(directory), family=family, **options)
         bundle = write_bundle(out, [wheel.path for wheel in wheels], include=include, sign=key)
     _print(bundle, as_json)
     return 0

@@ -38,6 +38,7 @@ class HostFunction:
             the names of an operator's signature.
         bindings: scalar parameter of the host function -> leaf that it always equals, `mQ.shape[1]`; callers do not
             pass it.
+        types: tensor parameter -> element type, where the host takes bytes in its place.
         on_other_device: compiles the same again on the second of `devices`, the first being the one `compiled` was
             traced on; for kernels that ask for the device while they are traced. The number that was baked in becomes
             an input of the plan.
@@ -47,6 +48,7 @@ class HostFunction:
     spec: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)
     bindings: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     on_other_device: Callable[[], Any] | None = None
     devices: tuple["StandInDevice", ...] = ()
 
@@ -121,7 +123,7 @@ def _plan_of(host: HostFunction) -> "LaunchPlan":
     """The launch plan, for every device and under the names that were asked for."""
     from fa4build.codegen.extract import extract_plan
     from fa4build.codegen.extract.device_facts import with_device_inputs
-    from fa4build.codegen.plan_names import with_bindings, with_names
+    from fa4build.codegen.plan_names import with_bindings, with_names, with_types
 
     def extracted(compiled: Any) -> "LaunchPlan":
         return extract_plan(compiled.ir_module, elf=compiled.__cubin__, ptx=compiled.__ptx__, spec=host.spec)
@@ -129,7 +131,7 @@ def _plan_of(host: HostFunction) -> "LaunchPlan":
     plan = extracted(host.compiled)
     if host.on_other_device is not None:
         plan = with_device_inputs(plan, extracted(host.on_other_device()), *host.devices)
-    return with_names(with_bindings(plan, host.bindings), host.names)
+    return with_names(with_types(with_bindings(plan, host.bindings), host.types), host.names)
 
 
 def _check_cubin(request: Mapping[str, Any], cubin: CubinFacts) -> None:

@@ -62,6 +62,25 @@ def _renamed_spec(spec: Mapping[str, Any], names: Mapping[str, str], leaf: Any) 
     return new
 
 
+_ONE_BYTE = ("u8", "i8", "e4m3", "e5m2", "e8m0")
+
+
+def with_types(plan: LaunchPlan, types: Mapping[str, str]) -> LaunchPlan:
+    """`plan` whose tensors have the element types of `types`: libraries pass 8-bit floats as bytes.
+
+    Raises: LaunchPlanError when a name is no tensor of bytes, or a type has another size.
+    """
+    tensors = {arg.name: arg.dtype for arg in plan.args if arg.kind == "tensor"}
+    for name, dtype in types.items():
+        if tensors.get(name) not in _ONE_BYTE or dtype not in _ONE_BYTE:
+            raise LaunchPlanError(
+                f"{name} cannot be called a tensor of {dtype}: it is one of {tensors.get(name, 'nothing known')}; "
+                f"allowed are {', '.join(_ONE_BYTE)} for each other"
+            )
+    args = tuple(replace(arg, dtype=types.get(arg.name, arg.dtype)) for arg in plan.args)
+    return check_plan(replace(plan, args=args))
+
+
 def with_bindings(plan: LaunchPlan, bindings: Mapping[str, str]) -> LaunchPlan:
     """`plan` without the scalar arguments of `bindings`: each is read from a leaf of a tensor instead.
 

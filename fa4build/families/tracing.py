@@ -181,6 +181,7 @@ def compile_by_library(
     names: Mapping[str, str],
     forget: Callable[[], None],
     bindings: Mapping[str, str] | None = None,
+    types: Mapping[str, str] | None = None,
     check: Callable[[Any], None] | None = None,
 ) -> HostFunction:
     """Run a library's own Python code on fake tensors and keep one of the host functions that it compiles.
@@ -189,7 +190,7 @@ def compile_by_library(
         call: the library's function with its arguments, run under torch's fake tensors.
         wanted: which host object, as for `Recorder.pick`.
         check: called with it before it is compiled; raises if it is not what was expected.
-        spec, names, bindings: as of `HostFunction`.
+        spec, names, bindings, types: as of `HostFunction`.
         forget: empties the library's caches, before a second trace.
     Raises: CompileError when the wanted host function is not among what the library compiles.
     """
@@ -226,6 +227,7 @@ def compile_by_library(
         spec=spec,
         names=names,
         bindings=bindings or {},
+        types=types or {},
         on_other_device=again if device.was_asked else None,
         devices=DEVICES,
     )

@@ -21,6 +21,8 @@ SEQLEN_K = 4096
 # of the declared kernels depends on it.
 NUM_SMS_FOR_SELECTION = "148"
 
+_PASSED_AS_BYTES = ("e4m3", "e5m2")
+
 _TENSORS = {"mQ": "q", "mK": "k", "mV": "v", "mO": "out", "mLSE": "lse"}
 _VARLEN = {"mCuSeqlensQ": "cu_seqlens_q", "mCuSeqlensK": "cu_seqlens_k"}
 _PAGED = {"mPageTable": "page_table", "mSeqUsedK": "seqused_k"}
@@ -54,6 +56,7 @@ def compile_kernel(request: Mapping[str, Any], options: str) -> HostFunction:
         spec=spec(wanted),
         names=names(wanted, arch),
         bindings={"max_seqlen_q": "mQ.shape[1]"} if _binds_length(wanted, arch) else {},
+        types=dict.fromkeys(("mQ", "mK", "mV"), wanted["dtype"]) if wanted["dtype"] in _PASSED_AS_BYTES else {},
         forget=lambda: [cache.clear() for cache in caches] and None,
         check=lambda host: check(request["name"], host, wanted),
     )
