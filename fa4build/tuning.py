@@ -467,6 +467,21 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         registers=_ONE_CTA_REGISTERS,
         source=_FA4_EXP2_OUR_REGISTERS,
     ),
+    _Sm100Row(
+        name="hd96-local",
+        matches=_key("sm100a", 1, 96, ("local",), _B16),
+        exp2_frequency=16,
+        exp2_start=1,
+        registers=(184, 96, 48),
+        source=_FA4_EXP2_OUR_REGISTERS,
+    ),
+    _Sm100Row(
+        name="hd96-local",
+        matches=_key("sm103a", 1, 96, ("local",), _B16),
+        exp2_frequency=0,
+        registers=(184, 96, 48),
+        source=_FA4_EXP2_OUR_REGISTERS,
+    ),
     # Emulation pays up to head_dim 128: beyond it the matrix instructions take longer than the exponentials.
     _Sm100Row(
         name="default",

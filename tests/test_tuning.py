@@ -71,6 +71,7 @@ def test_hopper_forward_rows(variant_id, tile, consumers, registers):
         ("fwd-sm100a-e5m2-hd64-full", (16, 1), (168, 96, 80)),
         # Without a row: 192 and 80, and the rest of 512: (512 - 2*192 - 80) / 1 = 48, or with one Q stage
         # (512 - 192 - 80) / 2 = 120.
+        ("fwd-sm100a-bf16-hd96-local", (16, 1), (184, 96, 48)),
         ("fwd-sm100a-bf16-hd96-full", (16, 1), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd128-full", (16, 1), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd192x128-full", (0, 0), (184, 104, 40)),
