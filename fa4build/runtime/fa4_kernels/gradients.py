@@ -38,10 +38,11 @@ def load_backward(runtime: Runtime, problem: Problem, ordinal: int, device: torc
         problem,
         replace(helper, op="bwd_postprocess", head_dim_v=problem.head_dim),
     )
-    runs = [runtime.launch_for(each, ordinal).run for each in problems]
+    preprocess, main, postprocess = (runtime.launch_for(each, ordinal).run for each in problems)
     new_floats = torch.empty(0, dtype=torch.float32, device=device).new_empty
     new_integers = torch.empty(0, dtype=torch.int32, device=device).new_empty
-    return BackwardLaunches(*runs, runtime.device(ordinal).sm_count, new_floats, new_integers)
+    num_sms = runtime.device(ordinal).sm_count
+    return BackwardLaunches(preprocess, main, postprocess, num_sms, new_floats, new_integers)
 
 
 def compute_gradients(
