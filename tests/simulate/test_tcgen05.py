@@ -204,7 +204,8 @@ def test_operand_from_tensor_memory():
         + COPY_IN
         + DESCRIPTORS
         + store
-        + f"tcgen05.fence::before_thread_sync; bar.sync 0; mov.b32 %r17, {_idesc(M, N)}; @%p1 bra ISSUED; "
+        + "tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;"
+        f"mov.b32 %r17, {_idesc(M, N)}; @%p1 bra ISSUED; "
         f"elect.sync _|%p4, -1; @!%p4 bra ISSUED;"
         "add.s32 %r18, %r7, 16; tcgen05.mma.cta_group::1.kind::f16 [%r7], [%r18], %rd11, %r17, 0;"
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5]; ISSUED:" + WAIT + LOAD + _free()

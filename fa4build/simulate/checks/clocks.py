@@ -4,7 +4,10 @@ A component is anything whose events are ordered by a plain count: the program o
 the bulk copies, cp.async, wgmma or MMAs of a warp, its tensor-memory stores. An access stamped (component, count)
 happened before whoever's clock holds that component at count or more. Each warp has two clocks: G, everything before
 it, and P, the generic-proxy writes that the asynchronous proxy is known to see (`fence.proxy.async` sets P to G).
-Source: ptx-semantics 13.1 (the idea of Triton's ConSan, refined).
+Tensor memory has two more. X: tcgen05 work that its warps have published (`tcgen05.fence::before_thread_sync`, or a
+commit) and a barrier has handed on; T: what the warp's own tcgen05 instructions are ordered behind
+(`tcgen05.fence::after_thread_sync` sets T to X). Sources: ptx-semantics 13.1 (the idea of Triton's ConSan, refined);
+PTX ISA 9.7.16.6 for X and T.
 """
 
 import numpy as np
@@ -15,11 +18,13 @@ COMPONENTS = 512  # more than 2 CTAs x 16 warps x 6 channels + 200 mbarriers
 
 
 class Clocks:
-    """`g[w]`, `p[w]`: clocks of warp slot w. `now[c]`: newest count of a component."""
+    """`g[w]`, `p[w]`, `x[w]`, `t[w]`: clocks of warp slot w. `now[c]`: newest count of a component."""
 
     def __init__(self, num_warps: int):
         self.g = np.zeros((num_warps, COMPONENTS), np.int32)
         self.p = np.zeros((num_warps, COMPONENTS), np.int32)
+        self.x = np.zeros((num_warps, COMPONENTS), np.int32)
+        self.t = np.zeros((num_warps, COMPONENTS), np.int32)
         self.now = np.zeros(COMPONENTS, np.int32)
         self.lane_epochs = np.zeros(num_warps, np.int32)  # how often the lanes of a warp have synchronised
         self.names: list[str] = []
@@ -45,7 +50,7 @@ class Clocks:
 
     def snapshot(self, warp: int) -> "Clock":
         """The clock of a warp now (a release); ticks it."""
-        clock = Clock(self.g[warp].copy(), self.p[warp].copy())
+        clock = Clock(self.g[warp].copy(), self.p[warp].copy(), self.x[warp].copy())
         self.tick(warp)
         return clock
 
@@ -54,6 +59,7 @@ class Clocks:
         if clock is not None:
             np.maximum(self.g[warp], clock.g, out=self.g[warp])
             np.maximum(self.p[warp], clock.p, out=self.p[warp])
+            np.maximum(self.x[warp], clock.x, out=self.x[warp])
 
     def reach(self, warp: int, component: int, count: int) -> None:
         """The warp saw the first `count` events of an asynchronous component, in both proxies."""
@@ -65,23 +71,32 @@ class Clocks:
         np.maximum(self.p[warp], self.g[warp], out=self.p[warp])
         self.tick(warp)
 
+    def fence_before(self, warp: int, components: list[int]) -> None:
+        """tcgen05.fence::before_thread_sync: the warp's tensor-memory accesses so far go with its next arrivals."""
+        self.x[warp, components] = self.now[components]
+
+    def fence_after(self, warp: int) -> None:
+        """tcgen05.fence::after_thread_sync: the warp's next tcgen05 instructions come after all it was handed."""
+        np.maximum(self.t[warp], self.x[warp], out=self.t[warp])
+
 
 class Clock:
-    """A pair of clocks carried by a synchronisation object."""
+    """The clocks g, p and x carried by a synchronisation object."""
 
-    __slots__ = ("g", "p")
+    __slots__ = ("g", "p", "x")
 
-    def __init__(self, g: np.ndarray, p: np.ndarray):
-        self.g, self.p = g, p
+    def __init__(self, g: np.ndarray, p: np.ndarray, x: np.ndarray):
+        self.g, self.p, self.x = g, p, x
 
     def merge(self, other: "Clock") -> None:
         """Everything before either."""
         np.maximum(self.g, other.g, out=self.g)
         np.maximum(self.p, other.p, out=self.p)
+        np.maximum(self.x, other.x, out=self.x)
 
     def copy(self) -> "Clock":
         """An independent copy."""
-        return Clock(self.g.copy(), self.p.copy())
+        return Clock(self.g.copy(), self.p.copy(), self.x.copy())
 
 
 def merged(old: Clock | None, new: Clock) -> Clock:

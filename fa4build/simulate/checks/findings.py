@@ -37,3 +37,10 @@ class Findings:
             more = f"\n  ... and {len(self.errors) - LIMIT} more" if len(self.errors) > LIMIT else ""
             listed = "\n  ".join(self.errors[:LIMIT])
             raise SimulationError(f"{self.kernel}: {len(self.errors)} hazards:\n  {listed}{more}")
+
+
+def place(findings: Findings, g, site: int) -> str:
+    """`CTA rank 0 warps 4-7, line 120 `st.shared...``."""
+    warps = [w.index for w in g.warps]
+    span = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]}-{warps[-1]}"
+    return f"CTA rank {g.cta.rank} {span}, {findings.line(site)}"

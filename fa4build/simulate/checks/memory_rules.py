@@ -1,7 +1,8 @@
-"""R1 to R5, R7 and R9: ordering and initialisation of shared, tensor and global memory accesses."""
+"""R1 to R5 and R9: ordering and initialisation of shared and global memory accesses. Tensor memory: tensor_rules."""
 
 import numpy as np
 
+from fa4build.simulate.checks.findings import place
 from fa4build.simulate.checks.shadow import FULL
 from fa4build.simulate.gang import WARP
 
@@ -9,8 +10,8 @@ from fa4build.simulate.gang import WARP
 class MemoryRules:
     """Checks one access, then records it."""
 
-    def __init__(self, observer):
-        self.observer = observer
+    def __init__(self, observer, tensor_rules):
+        self.observer, self.tensor_rules = observer, tensor_rules
         self.findings = observer.findings
 
     # --- generic shared accesses --------------------------------------------------------------------------------------
@@ -47,7 +48,9 @@ class MemoryRules:
         if missing.any():
             where = 16 * int(granule[np.flatnonzero(missing)[0]])
             self.findings.error(
-                "R9", (site,), f"{self._place(g, site)}: reads shared memory never written, {g.cta.name_of(where)}"
+                "R9",
+                (site,),
+                f"{self._place(g, site)}: reads shared memory never written, {g.cta.name_of(where)}",
             )
         shadow.note_read(granule, bits, slots, counts, site)
 
@@ -63,7 +66,7 @@ class MemoryRules:
             where, verb = int(granule[first]), "overwrites" if is_write else "reads"
             self.findings.note(
                 ("R10", site),
-                f"R10 {self._place(g, site)}: lane {lanes[first]} {verb} {self._name(g, shadow, where)}, which lane "
+                f"R10 {self._place(g, site)}: lane {lanes[first]} {verb} {g.cta.name_of(16 * where)}, which lane "
                 f"{shadow.write_lane[where]} of the same warp wrote at "
                 f"{self.findings.line(int(shadow.write_site[where]))}; "
                 "no bar.warp.sync, shuffle or barrier orders the two lanes",
@@ -77,9 +80,7 @@ class MemoryRules:
         return slots if mask is None else slots[mask]
 
     def _place(self, g, site: int) -> str:
-        warps = [w.index for w in g.warps]
-        span = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]}-{warps[-1]}"
-        return f"CTA rank {g.cta.rank} {span}, {self.findings.line(site)}"
+        return place(self.findings, g, site)
 
     def _report_write_order(self, g, state, shadow, where, bad, site: int, is_write: bool) -> None:
         if not bad.any():
@@ -91,7 +92,7 @@ class MemoryRules:
         self.findings.error(
             rule,
             (site, other),
-            f"{self._place(g, site)}: {verb} {self._name(g, shadow, granule)} while the write by {writer} at "
+            f"{self._place(g, site)}: {verb} {g.cta.name_of(16 * granule)} while the write by {writer} at "
             f"{self.findings.line(other)} "
             "is not known to be complete",
         )
@@ -102,15 +103,10 @@ class MemoryRules:
         self.findings.error(
             "R2",
             (site, other),
-            f"{self._place(g, site)}: overwrites {self._name(g, shadow, granule)} while the read by {reader} "
+            f"{self._place(g, site)}: overwrites {g.cta.name_of(16 * granule)} while the read by {reader} "
             f"at {self.findings.line(other)} "
             "is not known to be over",
         )
-
-    def _name(self, g, shadow, granule: int) -> str:
-        if len(shadow.writer) == 4 * 512:
-            return f"tensor memory lanes {granule // 512 * 32}.., column {granule % 512}"
-        return g.cta.name_of(16 * granule)
 
     # --- asynchronous operations --------------------------------------------------------------------------------------
 
@@ -143,7 +139,7 @@ class MemoryRules:
             if space == "smem":
                 self._async_read(g, state, state.shared[owner.rank], where, (g_clock, p_clock), op, site)
             elif space == "tmem":
-                self._async_read(g, state, state.tensor_shadow(owner.rank), _cells(where), (g_clock, g_clock), op, site)
+                self.tensor_rules.product_reads(g, warp, owner, where, g_clock, op, site)
             else:
                 self._global_range(g, space, owner, where, site, False)
         for space, owner, where in writes:
@@ -152,9 +148,7 @@ class MemoryRules:
                     g, state, state.shared[owner.rank], where, (g_clock, p_clock), op, site, not is_generic
                 )
             elif space == "tmem":
-                self._async_write(
-                    g, state, state.tensor_shadow(owner.rank), _cells(where), (g_clock, g_clock), op, site, True
-                )
+                self.tensor_rules.product_writes(g, warp, owner, where, g_clock, op, site)
             else:
                 self._global_range(g, space, owner, where, site, True)
 
@@ -167,7 +161,7 @@ class MemoryRules:
         if missing.any():
             granule = int(where[np.flatnonzero(missing)[0]])
             self.findings.error(
-                "R9", (site,), f"{self._place(g, site)}: reads {self._name(g, shadow, granule)}, never written"
+                "R9", (site,), f"{self._place(g, site)}: reads {g.cta.name_of(16 * granule)}, never written"
             )
         component, count = op.token
         shadow.note_read(where, bits, component, count, site)
@@ -181,14 +175,14 @@ class MemoryRules:
             self.findings.error(
                 "R4",
                 (site, other),
-                f"{self._place(g, site)}: the asynchronous proxy {verb} {self._name(g, shadow, granule)} "
+                f"{self._place(g, site)}: the asynchronous proxy {verb} {g.cta.name_of(16 * granule)} "
                 f"written by {self.findings.line(other)} "
                 "without a fence.proxy.async in between",
             )
 
     def _async_write(self, g, state, shadow, where, clocks, op, site: int, by_async: bool) -> None:
         bits = np.full(len(where), FULL)
-        if len(shadow.writer) != 4 * 512 and (state.barrier_bytes[g.cta.rank][where] & bits).any():
+        if (state.barrier_bytes[g.cta.rank][where] & bits).any():
             self.findings.error(
                 "R5", (site,), f"{self._place(g, site)}: an asynchronous write covers the bytes of an mbarrier"
             )
@@ -197,55 +191,11 @@ class MemoryRules:
         if by_async:
             self._check_proxy(g, shadow, where, bits, bad, clocks[1], site, "overwrites")
         late = shadow.unordered_reads(where, bits, clocks[0])
-        if len(shadow.writer) == 4 * 512 and not late.any():
-            self._note_weak_loads(g, shadow, where, clocks[0], site)
         if late.any():
             self._report_read_order(g, state, shadow, int(where[np.flatnonzero(late)[0]]), clocks[0], site)
         component, count = op.token
         shadow.note_write(where, bits, component, count, site, by_async)
         shadow.forget_reads(where)
-
-    # --- tensor memory ------------------------------------------------------------------------------------------------
-
-    def tensor_access(self, g, warp, address: int, width: int, is_write: bool, site: int) -> None:
-        """tcgen05.ld or st of one warp: its quarter, `width` columns."""
-        state = self.observer.state(g.cta.cluster)
-        shadow, clocks, slot = state.tensor_shadow(g.cta.rank), state.clocks, state.slot(warp)
-        column = address & 0xFFFF
-        where = (address >> 16) // 32 * 512 + np.arange(column, column + width)
-        bits = np.full(width, FULL)
-        clock = clocks.g[slot]
-        self._report_write_order(g, state, shadow, where, shadow.unordered_write(where, bits, clock), site, is_write)
-        if is_write:
-            bad = shadow.unordered_reads(where, bits, clock)
-            if bad.any():
-                self._report_read_order(g, state, shadow, int(where[np.flatnonzero(bad)[0]]), clock, site)
-            component = clocks.component(("tmem st", slot), f"tcgen05.st of {clocks.names[slot]}")
-            clocks.now[component] += 1
-            shadow.note_write(where, bits, component, int(clocks.now[component]), site, False)
-            shadow.forget_reads(where)
-            return
-        missing = shadow.uninitialised(where, bits)
-        if missing.any():
-            granule = int(where[np.flatnonzero(missing)[0]])
-            self.findings.error(
-                "R9", (site,), f"{self._place(g, site)}: reads {self._name(g, shadow, granule)}, never written"
-            )
-        component = clocks.component(("tmem ld", slot), f"tcgen05.ld of {clocks.names[slot]}")
-        clocks.now[component] += 1
-        shadow.loader[where], shadow.loads[where] = component, clocks.now[component]
-        shadow.note_read(where, bits, slot, int(clocks.now[slot]), site)
-
-    def _note_weak_loads(self, g, shadow, where, clock, site: int) -> None:
-        """R7w: ordered through registers and a barrier, but no tcgen05.wait::ld says that the load is complete."""
-        weak = shadow.loads[where] > clock[shadow.loader[where]]
-        if weak.any():
-            granule = int(where[np.flatnonzero(weak)[0]])
-            self.findings.note(
-                ("R7w", site),
-                f"R7w {self._place(g, site)}: overwrites {self._name(g, shadow, granule)} after a tcgen05.ld "
-                f"without wait::ld",
-            )
 
     # --- global memory ------------------------------------------------------------------------------------------------
 
@@ -273,7 +223,9 @@ class MemoryRules:
         elif not owners.all():
             first = int(words[owners == 0].reshape(-1)[0])
             self.findings.error(
-                "R9", (site,), f"{self._place(g, site)}: reads {buffer.name} at byte {4 * first}, never written"
+                "R9",
+                (site,),
+                f"{self._place(g, site)}: reads {buffer.name} at byte {4 * first}, never written",
             )
 
     def _global_range(self, g, space: str, owner, size, site: int, is_write: bool) -> None:
@@ -286,10 +238,3 @@ class MemoryRules:
             return
         addresses = owner.global_addresses if owner.valid is None else owner.global_addresses[owner.valid]
         self.global_access(g, addresses.astype(np.uint64), owner.unit_bytes, site, is_write)
-
-
-def _cells(block: tuple[int, int, int, int]) -> np.ndarray:
-    """Granules of a (lane, lanes, column, columns) block: quarters of 32 lanes."""
-    lane, lanes, column, columns = block
-    quarters = np.arange(lane // 32, (lane + lanes + 31) // 32)
-    return (quarters[:, None] * 512 + np.arange(column, column + columns)).reshape(-1)

@@ -7,6 +7,7 @@ from fa4build.simulate.checks.clocks import Clock, Clocks, merged
 from fa4build.simulate.checks.findings import Findings
 from fa4build.simulate.checks.memory_rules import MemoryRules
 from fa4build.simulate.checks.shadow import Shadow
+from fa4build.simulate.checks.tensor_rules import TensorRules, TensorShadow
 from fa4build.simulate.system import active_warps
 
 
@@ -24,7 +25,7 @@ class _ClusterState:
             for warp in cta.warps:
                 self.clocks.names[self.slot(warp)] = f"warp {warp.index} of CTA {cta.rank}"
         self.shared = {cta.rank: Shadow(cta.shared_limit // 16 + 1) for cta in cluster.ctas}
-        self.tensor: dict[int, Shadow] = {}
+        self.tensor: dict[int, TensorShadow] = {}
         self.barrier_bytes = {cta.rank: np.zeros(cta.shared_limit // 16 + 1, np.uint16) for cta in cluster.ctas}
         self.cluster_arrivals: Clock | None = None
         self.cluster_done: Clock | None = None
@@ -33,10 +34,10 @@ class _ClusterState:
         """Clock row of a warp."""
         return self.first_slot[warp.cta.rank] + warp.index
 
-    def tensor_shadow(self, rank: int) -> Shadow:
-        """Shadow of a CTA's tensor memory: 4 quarters x 512 columns."""
+    def tensor_shadow(self, rank: int) -> TensorShadow:
+        """Shadow of a CTA's tensor memory."""
         if rank not in self.tensor:
-            self.tensor[rank] = Shadow(4 * 512)
+            self.tensor[rank] = TensorShadow(len(self.clocks.g))
         return self.tensor[rank]
 
 
@@ -48,7 +49,8 @@ class Observer:
     def __init__(self, program, allowed: tuple[str, ...]):
         self.program = program
         self.findings = Findings(program.function.name, program.function.instructions, allowed)
-        self.rules = MemoryRules(self)
+        self.tensor_rules = TensorRules(self)
+        self.rules = MemoryRules(self, self.tensor_rules)
         self._semaphores: dict[tuple[int, int], Clock] = {}
 
     def state(self, cluster) -> _ClusterState:
@@ -89,15 +91,13 @@ class Observer:
 
     def tmem_access(self, g, warp, address: int, width: int, is_write: bool, site: int) -> None:
         """tcgen05.ld or st by one warp."""
-        self.rules.tensor_access(g, warp, address, width, is_write, site)
+        self.tensor_rules.access(g, warp, address, width, is_write, site)
 
     def tmem_wait(self, g, mask, kind: str) -> None:
-        """tcgen05.wait::st and ::ld complete the warp's stores and loads; fences need no record."""
-        if kind in ("st", "ld"):
-            clocks = self.state(g.cta.cluster).clocks
-            for slot in self._slots(g, mask):
-                component = clocks.component((f"tmem {kind}", slot), f"tcgen05.{kind} of {clocks.names[slot]}")
-                clocks.reach(slot, component, int(clocks.now[component]))
+        """tcgen05.wait::st or ::ld (`st`, `ld`), or tcgen05.fence (`before`, `after`) of these warps."""
+        state = self.state(g.cta.cluster)
+        for slot in self._slots(g, mask):
+            self.tensor_rules.ordered(state, slot, kind)
 
     def tmem_freed(self, g, mask, site: int) -> None:
         """Cells are undefined after dealloc."""
@@ -130,7 +130,7 @@ class Observer:
         slot, clocks = state.slot(warp), state.clocks
         clock = clocks.snapshot(slot)
         component = self.rules.channel_component(state, warp, channel)
-        clock.g[component] = clock.p[component] = clocks.now[component]
+        clock.g[component] = clock.p[component] = clock.x[component] = clocks.now[component]
         return clock
 
     def deferred_arrive(self, barrier, clock: Clock) -> None:

@@ -28,8 +28,6 @@ class Shadow:
         self.initialised = np.zeros(granules, np.uint16)
         self.write_lane = np.full(granules, -1, np.int16)  # lane of the newest generic write, and the warp's
         self.write_epoch = np.zeros(granules, np.int32)  # count of synchronisations of its lanes before it
-        self.loader = np.zeros(granules, np.int32)  # newest tcgen05.ld: component and count that wait::ld completes
-        self.loads = np.zeros(granules, np.int32)
 
     def unordered_write(self, where, bits, clock_rows) -> np.ndarray:
         """True where the last write to overlapping bytes is not in the clock (rows: one per granule, or one for

@@ -93,6 +93,21 @@ PLANTED_SM100 = (
         expected=r"R1 .*tcgen05\.mma.*while the write by tcgen05\.st .*is not known to be complete",
     ),
     Planted(
+        name="S may be overwritten before it is loaded",
+        edit=drop_all(r"tcgen05\.wait::ld"),
+        expected=r"R7w .*tcgen05\.st.*overwrites tensor memory .*tcgen05\.ld.*without a tcgen05\.wait::ld",
+    ),
+    Planted(
+        name="no fence before P is announced",
+        edit=drop(r"tcgen05\.fence::before_thread_sync", 1),
+        expected=r"R15-before .*tcgen05\.mma.*reads tensor memory .*tcgen05\.st.*no tcgen05\.fence::before_thread_sync",
+    ),
+    Planted(
+        name="no fence behind any wait",
+        edit=drop_all(r"tcgen05\.fence::after_thread_sync"),
+        expected=r"R15-after .*tcgen05\.ld.*reads tensor memory .*tcgen05\.mma.*no tcgen05\.fence::after_thread_sync",
+    ),
+    Planted(
         name="softmax never says that P is there",
         edit=drop(r"mbarrier\.arrive\.shared"),
         expected=r"deadlock.* waits for mbarrier .*arrivals pending",
