@@ -38,7 +38,9 @@ class Coverage:
         unwritten: ids of the valid variants behind `unwritten_problems`.
         missing: ids of written variants that no pack holds, though one is for their target, or they were asked for.
         wrong: problems that are answered by a kernel of another meaning.
-        orphans: ids of entries that no problem reaches.
+        alternatives: ids of entries that fit a problem which another entry answers by other means (`cta_group`). They
+            are reached when they have more evidence than the other, see `dispatch`.
+        orphans: ids of entries that no problem reaches: they fit none, or another entry has the same axes.
     """
 
     targets: tuple[str, ...]
@@ -51,6 +53,7 @@ class Coverage:
     unwritten: tuple[str, ...]
     missing: tuple[str, ...]
     wrong: tuple[str, ...]
+    alternatives: tuple[str, ...]
     orphans: tuple[str, ...]
 
     @property
@@ -116,9 +119,12 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
     refused: Counter[str] = Counter()
     without: Counter[str] = Counter()
     unwritten, missing, wrong = [], [], []
+    alternatives: set[str] = set()
     domain, index = _domain(), narrowed(packs)
     for (arch, problem), (valid, reasons) in domain.items():
-        chosen = _answer(problem, arch, index)
+        answer, *others = _answers(problem, arch, index) or (None,)
+        chosen = None if answer is None else answer.id
+        alternatives |= {other.id for other in others if other.axes != answer.axes}
         absent = [variant.id for variant in valid if kernel_written(variant) and variant.id not in entries]
         if chosen is not None:
             served[chosen] += 1
@@ -147,7 +153,8 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         unwritten=tuple(sorted(unwritten)),
         missing=tuple(sorted(set(missing) | (wanted - entries.keys() - set(unwritten)))),
         wrong=tuple(wrong),
-        orphans=tuple(sorted(entries.keys() - served.keys())),
+        alternatives=tuple(sorted(alternatives - served.keys())),
+        orphans=tuple(sorted(entries.keys() - served.keys() - alternatives)),
     )
 
 
@@ -196,8 +203,11 @@ def narrowed(packs: Iterable[Pack]) -> _Index:
     return {key: tuple(parts) for key, parts in index.items()}
 
 
-def _answer(problem: Problem, arch: Arch, index: _Index) -> str | None:
-    """The id of the entry that the dispatcher chooses."""
+def _answers(problem: Problem, arch: Arch, index: _Index) -> tuple[Entry, ...]:
+    """The entry that the dispatcher chooses, then others that it found to fit."""
     device = Device(name=arch.name, compute_capability=arch.compute_capability)
     decision = dispatch(problem, device, index.get((arch.target, problem.op, problem.head_dim), ()))
-    return None if decision.entry is None else decision.entry.id
+    if decision.entry is None:
+        return ()
+    fitting = (item.entry for item in decision.trace if not item.reasons)
+    return (decision.entry, *(entry for entry in fitting if entry.id != decision.entry.id))

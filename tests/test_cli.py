@@ -76,9 +76,11 @@ def fill(root: Path, variant_id: str = VARIANT_ID) -> str:
 
 # --- help -------------------------------------------------------------------------------------------------------------
 
-HELP = {name: [name, "--help"] for name in cli.COMMANDS} | {
-    f"cache {name}": ["cache", name, "--help"] for name in ("ls", "info", "verify", "prune", "export", "import")
-} | {f"key {name}": ["key", name, "--help"] for name in ("new", "show")}
+HELP = (
+    {name: [name, "--help"] for name in cli.COMMANDS}
+    | {f"cache {name}": ["cache", name, "--help"] for name in ("ls", "info", "verify", "prune", "export", "import")}
+    | {f"key {name}": ["key", name, "--help"] for name in ("new", "show")}
+)
 
 
 @pytest.mark.parametrize("arguments", HELP.values(), ids=list(HELP))

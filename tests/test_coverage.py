@@ -16,6 +16,7 @@ from fa4build import cli
 from fa4build.arch import ARCHES, arch_named
 from fa4build.coverage import _domain, cover, installed_form, narrowed, problem_of
 from fa4build.errors import CoverageError
+from fa4build.evidence import Evidence
 from fa4build.pack import Artifact, build_pack, write_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
@@ -97,6 +98,21 @@ def test_an_entry_that_nothing_reaches_is_an_orphan(tmp_path: Path) -> None:
 
     assert coverage.orphans == (WRITTEN[0].id + "-zzz",)
     assert not coverage.is_closed
+
+
+def test_an_entry_that_computes_the_same_by_other_means_is_an_alternative(tmp_path: Path) -> None:
+    """Another cta_group: it is reached when it has more evidence than the first, so it is no dead weight."""
+    plain = [artifact_of(variant) for variant in WRITTEN]
+    causal = next(variant for variant in WRITTEN if variant.id == "fwd-sm90a-bf16-hd128-causal")
+    twin = artifact_of(causal, cta_group=2)
+    name = causal.id + "-2cta"
+    for evidence, reached in ((Evidence(), False), (Evidence(simulated={"cases": 1}), True)):
+        facts = dataclasses.replace(twin.facts, id=name, evidence=evidence)
+        packs = packed([*plain, dataclasses.replace(twin, facts=facts)], tmp_path / str(reached))
+        coverage = cover(packs)
+
+        assert coverage.orphans == ()
+        assert coverage.alternatives == ((causal.id,) if reached else (name,))
 
 
 def test_an_answer_of_another_meaning_is_wrong(tmp_path: Path) -> None:

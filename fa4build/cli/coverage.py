@@ -55,6 +55,8 @@ def _print(coverage: "Coverage") -> None:
     click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
     click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
     click.echo(f"{coverage.missing_problems:7} missing from the packs")
+    if coverage.alternatives:
+        click.echo(f"{len(coverage.alternatives)} kernels answer what another answers first, by other means")
     for what, names in (("missing", coverage.missing), ("orphan", coverage.orphans), ("wrong", coverage.wrong)):
         for name in names[:_SHOWN]:
             click.echo(f"{what}: {name}")
