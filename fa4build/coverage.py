@@ -122,9 +122,9 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
     alternatives: set[str] = set()
     domain, index = _domain(), narrowed(packs)
     for (arch, problem), (valid, reasons) in domain.items():
-        answer, *others = _answers(problem, arch, index) or (None,)
-        chosen = None if answer is None else answer.id
-        alternatives |= {other.id for other in others if other.axes != answer.axes}
+        answers = _answers(problem, arch, index)
+        chosen = answers[0].id if answers else None
+        alternatives |= {other.id for other in answers[1:] if other.axes != answers[0].axes}
         absent = [variant.id for variant in valid if kernel_written(variant) and variant.id not in entries]
         if chosen is not None:
             served[chosen] += 1

@@ -7,7 +7,7 @@ import hashlib
 import html
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
@@ -136,6 +136,6 @@ def _page(title: str, links: Sequence[str]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _json(document: dict[str, object]) -> bytes:
+def _json(document: Mapping[str, object]) -> bytes:
     whole = {"meta": {"api-version": _API_VERSION}, **document}
     return (json.dumps(whole, sort_keys=True, indent=1) + "\n").encode()

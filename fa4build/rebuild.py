@@ -229,9 +229,11 @@ def _parts(wheel: WheelContents) -> dict[str, tuple[str, ...]]:
     """Target name -> the packs that the extra of this target names."""
     headers = BytesParser().parsebytes(wheel.files[f"{wheel.dist_info}/METADATA"], headersonly=True)
     requirements = [Requirement(text) for text in headers.get_all("Requires-Dist", ())]
-    conditional = [requirement for requirement in requirements if requirement.marker is not None]
+    conditional = [(requirement.name, requirement.marker) for requirement in requirements]
     return {
-        arch.name: tuple(r.name for r in conditional if r.marker.evaluate({"extra": arch.aliases[0]}))
+        arch.name: tuple(
+            name for name, marker in conditional if marker is not None and marker.evaluate({"extra": arch.aliases[0]})
+        )
         for arch in ARCHES
     }
 

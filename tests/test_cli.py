@@ -26,6 +26,7 @@ from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
 from fa4build.runtime.fa4_kernels.record import miss_line
 from fa4build.toolchain import current_toolchain
 from fa4build.variants import written_variants
+from tests.artifacts import COMPILER_CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANT_ID = "fwd-sm90a-bf16-hd128-causal"
@@ -198,6 +199,13 @@ def test_a_matrix_that_is_cached_takes_less_than_a_second(tmp_path):
         pytest.param(["matrix", "--spec", "none.toml"], 2, "none.toml", id="no spec"),
         pytest.param(["cache", "prune", "--max-size", "2X"], 2, "write it like 2G", id="bad size"),
         pytest.param(["wheel", "--no-runtime", "--platform", "x86_64"], 2, "give one of the two", id="contradiction"),
+        pytest.param(
+            ["wheel", "--no-runtime", "--single-file"], 2, "leave out --no-runtime", id="single without runtime"
+        ),
+        pytest.param(["wheel", "--sign", "none.key"], 12, "none.key: no private key", id="no key"),
+        pytest.param(["coverage", "."], 13, "no pack of our own kernels", id="no pack"),
+        pytest.param(["matrix", "--remote-cache-write"], 2, "needs --remote-cache", id="write without a remote"),
+        pytest.param(["bundle", "out", "--arch", "sm90", "--assert-cached"], 11, "not in the cache", id="bundle"),
         pytest.param(["frobnicate"], 2, "frobnicate", id="unknown command"),
     ],
 )
@@ -339,6 +347,27 @@ def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_p
         f"would compile {VARIANT_ID}",
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_is_one_command_and_signed_by_the_key_it_is_given(fa4build, tmp_path):
+    """Key, bundle and packs from what is compiled; the packs inside carry the signature; a second run is equal."""
+    fill(tmp_path / "cache")
+    (tmp_path / "cache" / "zig").symlink_to(COMPILER_CACHE)
+    key = json.loads(fa4build("key", "new", "--json").out)
+    arguments = ("--select", VARIANT_ID, "--platform", "x86_64", "--sign", "release.key", "--assert-cached")
+    done = fa4build("bundle", "out", *arguments, "--json")
+    first = (tmp_path / "out" / "SHA256SUMS").read_bytes()
+    again = fa4build("bundle", "out", *arguments)
+    (pack,) = (tmp_path / "out" / "wheels").glob("*none-any.whl")
+
+    assert done.code == again.code == 0, done.err + again.err
+    assert json.loads(done.out)["key_id"] == key["key_id"]
+    assert json.loads(fa4build("inspect", str(pack), "--json").out)["facts"]["signed_by"] == [key["key_id"]]
+    assert (tmp_path / "out" / "SHA256SUMS").read_bytes() == first
+    assert (tmp_path / "release.key").stat().st_mode & 0o777 == 0o600
+    assert fa4build("key", "new").code == errors.KeyFileError.exit_code
+    assert key["key_id"] in fa4build("key", "show", "release.pub").out
+    assert fa4build("key", "show", "release.key").out == fa4build("key", "show", "release.pub").out
 
 
 PLAN = (

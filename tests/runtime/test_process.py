@@ -56,3 +56,21 @@ def test_a_fresh_process_finds_driver_and_packs(environment, launcher, trace, is
     assert result.stdout.split() == ["fwd-sm90a-bf16-hd128-causal", "('fwd-sm90a-bf16-hd128-causal',)"]
     expected = "fa4_kernels: fwd, dense, bf16, head_dim 128, mask causal on Fake GPU 0"
     assert result.stderr.count(expected) == int(is_traced)
+
+
+def test_a_fresh_process_records_what_it_lacks(environment, launcher, tmp_path):
+    """FA4_KERNELS_RECORD names a file: the refused problem is in it once; without the variable nothing is written."""
+    import json
+    from pathlib import Path
+
+    code = CODE.format(launcher=str(Path(launcher.__file__).parent)).replace('mask="causal"', 'mask="local"')
+    code = code.split("print(")[0] + "print([runtime.decide(problem, 0).entry for _ in range(2)])\n"
+    record = tmp_path / "misses.jsonl"
+    for variables in ({}, {"FA4_KERNELS_RECORD": str(record)}):
+        assert not record.exists()
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=300)
+        assert result.stdout == "[None, None]\n", result.stderr
+
+    (line,) = record.read_text().splitlines()
+    assert json.loads(line)["problem"]["mask"] == "local"
