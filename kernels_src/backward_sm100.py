@@ -749,7 +749,7 @@ class BackwardSm100:
         fence_after_wait()
         column = self.tmem.dprobabilities + half * HALF
         load, source = correction.row_copies(self._columns_at(tmem, column, HALF), FRAGMENT, row, False)
-        keys = cute.make_tensor(self._ds_rows(shared, half), cute.make_layout((TILE_N, HALF), stride=(HALF, 1)))
+        keys = self._ds_rows(shared, half)
         for piece in cutlass.range_constexpr(HALF // FRAGMENT):
             values = cute.make_rmem_tensor((FRAGMENT,), Float32)
             cute.copy(load, source[None, None, piece], self._piece(values, 0, FRAGMENT))
@@ -767,8 +767,10 @@ class BackwardSm100:
         self._arrive_mma(bars.ds_ready)
 
     def _ds_rows(self, shared, half):
-        """Where the dS of one half of the queries begins in shared memory; a row of 64 queries for every key."""
-        return shared.ds.iterator + half * (TILE_N * HALF)
+        """The dS of one half of the queries in shared memory, (keys, queries). (Indexed, not by pointer arithmetic,
+        which would lose the alignment that 16-byte stores need.)"""
+        parts = cute.make_layout((TILE_N, HALF, 2), stride=(HALF, 1, TILE_N * HALF))
+        return cute.make_tensor(shared.ds.iterator, parts)[None, None, half]
 
     @cute.jit
     def _store_gradient(

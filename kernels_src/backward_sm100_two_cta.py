@@ -1,13 +1,13 @@
 """FlashAttention backward for SM100 and SM103 with two CTAs for 256 keys, which share every matrix instruction.
 
-As backward_sm100.py, whose compute and store code it uses; each CTA of the pair owns 128 of the keys and their dK and dV.
-What a pair saves: an instruction takes half of operand B from either CTA, so each loads half of Q, dO and K^T for it; and
-dQ of a tile sums over 256 keys at once, so half as much is added to global memory. For that each CTA gets the dS of its
-64 queries (rank r: queries 64 r .. 64 r + 63) for all 256 keys: half of what a CTA computes goes to the other by a copy
-from shared memory to shared memory.
+As backward_sm100.py, whose compute and store code it uses; each CTA of the pair owns 128 of the keys and their dK and
+dV. What a pair saves: an instruction takes half of operand B from either CTA, so each loads half of Q, dO and K^T for it;
+and dQ of a tile sums over 256 keys at once, so half as much is added to global memory. For that each CTA gets the dS of
+its 64 queries (rank r: queries 64 r .. 64 r + 63) for all 256 keys: half of what a CTA computes goes to the other by a
+copy from shared memory to shared memory.
 
-Every barrier that the issuing warp waits for lies in CTA 0, the leader, and counts both CTAs; products are issued by the
-leader alone and their commits arrive in both. Barriers besides those of the one-CTA kernel, or different:
+Every barrier that the issuing warp waits for lies in CTA 0, the leader, and counts both CTAs; products are issued by
+the leader alone and their commits arrive in both. Barriers besides those of the one-CTA kernel, or different:
     q, qt, do, dot, k, v, kt: `full` in the leader (bytes of both CTAs); `empty` in either (1).
     lse_full, dpsum_full (1 + bytes), lse_empty, dpsum_empty (8): each CTA's own copy of the per-query vectors.
     exchange_full (1 + bytes): the peer's part of dS has landed here. exchange_ready (2, leader): in both CTAs.
@@ -158,12 +158,12 @@ def _rank():
 
 
 class BackwardSm100TwoCta(BackwardSm100):
-    """Backward attention with pairs of CTAs, one specialization; arguments as BackwardSm100, with one slot of everything.
+    """Backward attention with pairs of CTAs, one specialization; arguments as BackwardSm100, but no stages.
 
     head_dim = head_dim_v = 128.
     """
 
-    dq_slots = 1
+    dq_slots = 1  # staging slots of every reducing warp
 
     def __init__(self, **arguments):
         super().__init__(q_stages=1, do_stages=1, **arguments)
@@ -624,7 +624,7 @@ class BackwardSm100TwoCta(BackwardSm100):
 
     @cute.jit
     def _compute_role(self, bars, maps, shared, tmem, problem, work):
-        """Warps 4 - 11 of either CTA: thread t owns key t of the CTA, warpgroup h the queries of the CTA with rank h."""
+        """Warps 4 - 11 of either CTA: thread t owns key t of the CTA, warpgroup h the queries of rank h."""
         row = arch.thread_idx()[0] % TILE_N
         half = arch.make_warp_uniform((arch.warp_idx() - COMPUTE_WARP) // WARPS_PER_GROUP)
         key = work.n_block * TILE_N + row
@@ -658,7 +658,8 @@ class BackwardSm100TwoCta(BackwardSm100):
         """This CTA's own queries: in place, behind the keys of lower rank. The other's: where it is sent from."""
         rank = _rank()
         part = select(half == rank, rank, STAGING)
-        return shared.ds.iterator + part * PART
+        parts = cute.make_layout((TILE_N, HALF, PAIR + 1), stride=(HALF, 1, PART))
+        return cute.make_tensor(shared.ds.iterator, parts)[None, None, part]
 
     @cute.jit
     def _send(self, bars, shared, row):
