@@ -47,7 +47,7 @@ class Case:
 def _case(op: str, head_dim: int, mask: str, rows: int, *, arch: int = 100, ours: bool = True, **more) -> Case:
     value_dim = more.pop("head_dim_v", head_dim)
     dims = f"hd{head_dim}" if value_dim == head_dim else f"hd{head_dim}x{value_dim}"
-    name = f"{op}-sm{arch}a-bf16-{dims}-{mask}" + ("-det" if more.get("deterministic") else "")
+    name = f"{op}-sm{arch}a-bf16-{dims}-{mask}" + ("-deterministic" if more.get("deterministic") else "")
     return Case(
         op=op,
         arch=arch,
