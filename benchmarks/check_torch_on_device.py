@@ -6,7 +6,8 @@
 * Forward and backward captured in a CUDA graph after preload(): replays give the bits of an eager run.
 * A side stream: the same bits.
 * A small GPT, 200 steps with our attention, with torch's and with torch's again from the same start: the losses of ours
-  differ from torch's by at most what bf16 makes of it (the mean of the last 20 steps within 0.02).
+  differ from torch's by at most what bf16 makes of it (the mean of the last 20 steps within 0.02), and it has learnt:
+  the loss is below that of guessing, ln 64, by 0.5.
 * Host time of forward and backward together, beside torch's.
 
 Exit status 1 if a check fails.
@@ -14,6 +15,7 @@ Exit status 1 if a check fails.
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -155,12 +157,9 @@ def check_training(torch, flash_attn_func):
     curves = {"fa4_kernels": train(torch, ours), "sdpa": train(torch, theirs), "sdpa_again": train(torch, theirs)}
     ends = {name: statistics.mean(curve[-LAST:]) for name, curve in curves.items()}
     difference = abs(ends["fa4_kernels"] - ends["sdpa"])
-    return {
-        "passed": difference < LOSS_TOLERANCE and ends["fa4_kernels"] < curves["sdpa"][0] / 2,
-        "ends": ends,
-        "first": {name: curve[0] for name, curve in curves.items()},
-        "curves": curves,
-    }
+    has_learnt = ends["fa4_kernels"] < math.log(VOCABULARY) - 0.5
+    first = {name: curve[0] for name, curve in curves.items()}
+    return {"passed": difference < LOSS_TOLERANCE and has_learnt, "ends": ends, "first": first, "curves": curves}
 
 
 def host_microseconds(torch, flash_attn_func, calls=500):

@@ -27,7 +27,7 @@ HEADS = ((2, 2), (4, 1))  # query heads, key heads
 UNEQUAL = ((1, 1000), (17, 2048), (129, 127), (1000, 129), (127, 1000), (2048, 1000))
 FILLS = ("large_logits", "rising", "zero_q", "one_key")
 REPEATS = 1000
-FLOAT32_NOISE = 2.0**-18  # fa4build/acceptance_backward.py
+FLOAT32_NOISE = 2.0**-18  # fa4build/acceptance_backward.py, at head_dim 128; a sum's rounding grows with its terms
 
 
 def cases_for(mask):
@@ -111,7 +111,11 @@ def check_case(torch, kernels, axes, case, generator):
     for i, name in enumerate(("dq", "dk", "dv")):
         whole, found = runs[0][i]
         rounding = expected[i].abs().max().item() * 2.0 ** (-8 if dtype == torch.bfloat16 else -11)
-        bound = 2 * (same[i].double() - expected[i]).abs().max().item() + rounding + FLOAT32_NOISE
+        bound = (
+            2 * (same[i].double() - expected[i]).abs().max().item()
+            + rounding
+            + FLOAT32_NOISE * max(1, axes["head_dim"] / 128)
+        )
         error = (found.double() - expected[i]).abs().max().item()
         worst = max(worst, error / bound)
         if not error <= bound:

@@ -591,21 +591,22 @@ class BackwardSm90:
             warpgroup.wait_group(1)
         else:
             warpgroup.wait_group(0)
-            release(shared.queries, at.query)
         scores = wgmma.rows_view(work.scores)
         if const_expr(has_begin or has_end):
             begins, ends = (tuple(limit - m_block * self.tile_m for limit in side) for side in limits)
             mask_columns(scores, begins, ends, has_begin, has_end)
         column = wgmma.column_of_thread(work.thread)
         recomputed.probabilities(scores, shared.lse[None, q_stage], column, work.scale_log2)
+        if const_expr(not self.has_dk):
+            release(shared.queries, at.query)
         if const_expr(self.has_dv):
             wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
         if const_expr(self.has_dk):
             warpgroup.wait_group(0)
-            if const_expr(not self.has_dv):
-                release(shared.douts, at.dout)
             dscores = wgmma.rows_view(work.dscores)
             recomputed.score_gradients(scores, dscores, shared.dpsum[None, dout_stage], column)
+            if const_expr(not self.has_dv):
+                release(shared.douts, at.dout)
             wgmma.round_to_operand(work.dscores, work.dscores_operand, self.dtype)
         if const_expr(self.has_dv):
             douts_columns = work.douts_columns[None, None, None, dout_stage]

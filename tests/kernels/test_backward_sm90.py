@@ -33,7 +33,15 @@ MANY_TILES = Case(name="many-tiles", seqlen_q=300, seqlen_k=500, num_heads_q=2, 
 
 
 @pytest.fixture(
-    scope="module", params=["bf16-hd128-full", "fp16-hd64-causal", "bf16-hd96-local", "bf16-hd128-local-deterministic"]
+    scope="module",
+    params=[
+        "bf16-hd128-full",
+        "fp16-hd64-causal",
+        "bf16-hd96-local",
+        "bf16-hd128-local-deterministic",
+        "bf16-hd192x128-local",
+        "bf16-hd256-causal-deterministic",
+    ],
 )
 def built(request, tmp_path_factory):
     """(variant, cubin)."""
