@@ -836,13 +836,14 @@ class BackwardSm100:
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
             fence_after_wait()
+            if const_expr(self.deterministic):
+                if is_adding & (turn > 0):
+                    self._end_turn(counter)
             rest = self._read_tile(shared, tmem, row, quarter)
             fence_before_arrive()
             self._arrive_warp(bars.dq_empty)
             if is_adding:
                 if const_expr(self.deterministic):
-                    if turn > 0:
-                        self._end_turn(counter)
                     counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
                     turns.wait_turn(counter, WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
                 self._add_tile(maps, shared, rest, work, step, row, quarter)
@@ -856,7 +857,8 @@ class BackwardSm100:
 
     @cute.jit
     def _end_turn(self, counter):
-        """Hands a tile over. Called only when the next dQ is there, by when the additions have long been performed."""
+        """Hands a tile over. Called only when the next dQ is there, by when the additions have long been performed; and
+        before it is read, since the counter's address would cost registers that the tile needs (seen as spills)."""
         with arch.elect_one():
             arch.cp_async_bulk_wait_group(0, read=False)
         turns.end_turn(counter)

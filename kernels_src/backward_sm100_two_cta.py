@@ -1,7 +1,7 @@
 """FlashAttention backward for SM100 and SM103 with two CTAs for 256 keys, which share every matrix instruction.
 
 As backward_sm100.py, whose compute and store code it uses; each CTA of the pair owns 128 of the keys and their dK and
-dV. What a pair saves: an instruction takes half of operand B from either CTA, so each loads half of Q, dO and K^T for it;
+dV. What a pair saves: an instruction takes half of operand B from either CTA, so each loads half of Q, dO, K^T for it;
 and dQ of a tile sums over 256 keys at once, so half as much is added to global memory. For that each CTA gets the dS of
 its 64 queries (rank r: queries 64 r .. 64 r + 63) for all 256 keys: half of what a CTA computes goes to the other by a
 copy from shared memory to shared memory.
@@ -712,6 +712,9 @@ class BackwardSm100TwoCta(BackwardSm100):
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
             fence_after_wait()
+            if const_expr(self.deterministic):
+                if is_adding & (turn > 0):
+                    self._end_turn(counter)
             load, source = correction.row_copies(
                 self._columns_at(tmem, self.tmem.dq, self.head_dim // PAIR), FRAGMENT, row, False
             )
@@ -723,8 +726,6 @@ class BackwardSm100TwoCta(BackwardSm100):
             self._arrive_mma(bars.dq_empty)
             if is_adding:
                 if const_expr(self.deterministic):
-                    if turn > 0:
-                        self._end_turn(counter)
                     counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
                     turns.wait_turn(counter, PAIR * WARPS_PER_GROUP * self._rank_of(step.m_block, work, problem))
                 target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
