@@ -116,13 +116,14 @@ _SM100_SOURCE = (
     "all masks, types and both orders of dQ"
 )
 _SM100_STAGES = {(64, 64): (2, 2), (96, 96): (2, 2), (128, 128): (2, 1)}  # of Q, of dO
+_SM100_TWO_CTA_STAGES = {(128, 128): (1, 1)}  # Q and dO lie in shared memory twice, each half in either orientation
 
 
 def has_backward_tuning(variant: Variant) -> bool:
     """Whether there is a row for this variant."""
-    if variant.op != "bwd" or variant.cta_group != 1:
+    if variant.op != "bwd":
         return False
-    return variant.head_dims in (_SM90 if variant.arch == "sm90a" else _SM100_STAGES)
+    return variant.head_dims in (_SM90 if variant.arch == "sm90a" else _sm100_stages(variant))
 
 
 def backward_row_for(variant: Variant) -> BackwardTuningRow:
@@ -130,12 +131,21 @@ def backward_row_for(variant: Variant) -> BackwardTuningRow:
     return _sm90_row(variant) if variant.arch == "sm90a" else _sm100_row(variant)
 
 
+def _sm100_stages(variant: Variant) -> dict[tuple[int, int], tuple[int, int]]:
+    return _SM100_TWO_CTA_STAGES if variant.cta_group == 2 else _SM100_STAGES
+
+
 def _sm100_row(variant: Variant) -> BackwardTuningRow:
-    q_stages, dout_stages = _SM100_STAGES[variant.head_dims]
+    q_stages, dout_stages = _sm100_stages(variant)[variant.head_dims]
+    reduce_registers, producer_registers = (120, 88) if variant.cta_group == 2 else (128, 80)
     tuning = Sm100BackwardTuning(
-        q_stages=q_stages, dout_stages=dout_stages, consumer_registers=144, reduce_registers=128, producer_registers=96
+        q_stages=q_stages,
+        dout_stages=dout_stages,
+        consumer_registers=152,
+        reduce_registers=reduce_registers,
+        producer_registers=producer_registers,
     )
-    name = f"bwd-{variant.arch}-{spell_head_dims(variant.head_dims)}"
+    name = f"bwd-{variant.arch}-{spell_head_dims(variant.head_dims)}{'-2cta' if variant.cta_group == 2 else ''}"
     return BackwardTuningRow(name=name, source=_SM100_SOURCE, tuning=tuning)
 
 

@@ -302,6 +302,22 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="bwd_sm100_two_cta.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((128, 128),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "cta_group": (2,),
+                "deterministic": (False, True),
+                "softcap": (False,),
+            }
+        ),
+    ),
+    Kernel(
         template="bwd_preprocess.py.j2",
         axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense",)}),
     ),
