@@ -30,6 +30,8 @@ MAIN = (
     "bwd-sm100a-bf16-hd128-full",
     "bwd-sm103a-fp16-hd96-causal-deterministic",
     "bwd-sm100a-bf16-hd64-local-deterministic",
+    "bwd-sm100a-bf16-hd128-causal-2cta",
+    "bwd-sm103a-fp16-hd128-local-2cta-deterministic",
 )
 HELPERS = (
     "bwd_preprocess-sm90a-fp16-hd64",
