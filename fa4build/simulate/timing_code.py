@@ -6,7 +6,9 @@ dependencies on. Registers are taken as enough.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fa4build.simulate.emitter import read_registers, written_registers
 from fa4build.simulate.ptx.control_flow import BRANCHES, EXITS
@@ -55,10 +57,10 @@ class _Draft:
 
 
 class Code:
-    """Regions of one program for one architecture; made on demand."""
+    """Regions of one program for one architecture; made on demand. broadcasts: sites that load one shared address."""
 
-    def __init__(self, program, arch: str):
-        self.program, self.arch = program, arch
+    def __init__(self, program, arch: str, broadcasts: Mapping[int, bool] = MappingProxyType({})):
+        self.program, self.arch, self._broadcasts = program, arch, broadcasts
         self._regions: dict[tuple[int, int], Region] = {}
         self._skipped = set(program.contracted.values())
         if arch != "sm90a":
@@ -151,6 +153,7 @@ class Code:
                     moved[reg] = None
                 continue
             cost = instruction_cost(ins.opcode, self.arch)
+            clocks = min(cost.clocks, 1.0) if self._broadcasts.get(i) else cost.clocks
             deps = [(d, drafts[d].clocks + drafts[d].latency) for d in sorted(own)]
             if ins.opcode.startswith(_MEMORY):
                 if memory is not None and memory not in own:
@@ -163,7 +166,7 @@ class Code:
                 sources[reg] = (frozenset((len(drafts),)), frozenset())
                 moved.pop(reg, None)
             drafts.append(
-                _Draft(UNITS.index(cost.unit), cost.clocks, latency, deps, tuple(sorted(outside)), late, is_branch)
+                _Draft(UNITS.index(cost.unit), clocks, latency, deps, tuple(sorted(outside)), late, is_branch)
             )
         passed = [(r, tuple(sorted(sources[r][0])), tuple(sorted(sources[r][1]))) for r in moved if r in self._late]
         return drafts, passed

@@ -132,7 +132,7 @@ class Replay:
     def __init__(self, recorder: Recorder, arch: str, copies: timing.Copies = timing.LOADED):
         self.recorder, self.arch, self.copies = recorder, arch, copies
         self.rates = timing.rates_of(arch)
-        self.code = Code(recorder.program, arch)
+        self.code = Code(recorder.program, arch, recorder.broadcasts)
         self.ctas: dict[int, _Cta] = {}
         self.left = dict(recorder.contributions)
         self.over: dict = {}  # key -> when the phase ended

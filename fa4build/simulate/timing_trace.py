@@ -67,9 +67,7 @@ class Recorder:
         self.program = None
         self.warps: dict[tuple[int, int], WarpTrace] = {}
         self.contributions: dict = {}  # key -> how many events complete the phase
-        self._commits: dict[int, tuple] = {}
-        self.cluster_index = 0
-        self._clusters: dict[int, int] = {}
+        self.broadcasts: dict[int, bool] = {}  # site -> all lanes always named one shared address
 
     def attach(self, program) -> "Recorder":
         """Takes the program that is going to run."""
@@ -218,8 +216,10 @@ class Recorder:
 
     # --- what time does not depend on
 
-    def shared_access(self, *_) -> None:
-        """Costs are those of the instruction; bank conflicts are not modelled."""
+    def shared_access(self, g, offset, size: int, mask, site: int, is_write: bool) -> None:
+        """Loads of one address by all lanes move its bytes once; bank conflicts are not modelled."""
+        if self.broadcasts.get(site, True):
+            self.broadcasts[site] = len(offset) == 0 or bool((offset == offset[0]).all())
 
     def global_access(self, *_) -> None:
         """Costs are those of the instruction."""
