@@ -137,12 +137,12 @@ def _init(b, ins, match):
         lanes = active_lanes(g, mask)
         # Lanes that write the same count to the same barrier in one instruction do it once.
         for target, expected in dict.fromkeys(zip(a[lanes].tolist(), n[lanes].tolist(), strict=True)):
-            _create(b, g, int(target) - int(g.cta.rank_bits), int(expected))
+            _create(b, g, mask, int(target) - int(g.cta.rank_bits), int(expected))
 
     return run
 
 
-def _create(b, g, offset: int, expected: int) -> None:
+def _create(b, g, mask, offset: int, expected: int) -> None:
     if offset in g.cta.mbarriers:
         raise b.fault(f"mbarrier {g.cta.name_of(offset)} is initialised twice")
     if not 1 <= expected <= _COUNT_LIMIT:
@@ -151,7 +151,7 @@ def _create(b, g, offset: int, expected: int) -> None:
         raise b.fault(f"mbarrier address 0x{offset:x} is not a multiple of 8")
     g.cta.mbarriers[offset] = Mbarrier(g.cta, offset, expected)
     if g.cta.observer is not None:
-        g.cta.observer.barrier_created(g, g.cta.mbarriers[offset], b.site)
+        g.cta.observer.barrier_created(g, mask, g.cta.mbarriers[offset], b.site)
 
 
 @system(r"mbarrier\.inval\.shared(?:::cta)?\.b64")

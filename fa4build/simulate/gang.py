@@ -208,6 +208,8 @@ def diverge(gang: Gang, taken, following: int, target: int, reconverge: int, is_
     kinds = gang.warp_any(taken) + 2 * gang.warp_any(rest)
     if is_uniform and (kinds == 3).any():
         raise Fault(f"bra.uni at line {line}: lanes of one warp disagree")
+    if target == following:
+        return following  # around an empty block: both ways are one
     present = sorted(set(kinds.tolist()) - {0})
     if len(present) == 1:
         return gang.push_divergence(taken, following, target, reconverge) if present[0] == 3 else 0

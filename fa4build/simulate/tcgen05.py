@@ -155,8 +155,9 @@ def _whole_block(g, mask, places: list[tuple[int, int]]):
     return np.concatenate([np.arange(r, r + WARP) for r in rows])
 
 
-def _check_columns(b, g, places, memory, width: int) -> None:
-    for _, address in places:
+def _check_cells(b, g, places, memory, shape: str, width: int) -> None:
+    for k, address in places:
+        _guarded(b, tmem.check_transfer, address, g.warps[k].index, shape, 0)
         memory.require(address & 0xFFFF, width, b)
 
 
@@ -179,7 +180,7 @@ def _ld(b, ins, match):
         require_converged(g, mask, "tcgen05.ld")
         memory = tensor_memory(g.cta)
         places = _warp_addresses(b, g, mask, address(g))
-        _check_columns(b, g, places, memory, width)
+        _check_cells(b, g, places, memory, shape, width)
         _observe(b, g, places, width, False)
         rows = _whole_block(g, mask, places) if shape == "32x32b" and not packed else None
         if rows is not None:
@@ -206,7 +207,7 @@ def _ld_red(b, ins, match):
         require_converged(g, mask, "tcgen05.ld.red")
         memory = tensor_memory(g.cta)
         places = _warp_addresses(b, g, mask, address(g))
-        _check_columns(b, g, places, memory, repeat)
+        _check_cells(b, g, places, memory, "32x32b", repeat)
         _observe(b, g, places, repeat, False)
         values, extremes = np.zeros((repeat, g.lanes), np.uint32), np.zeros(g.lanes, np.uint32)
         for k, a in places:
@@ -242,7 +243,7 @@ def _st(b, ins, match):
         require_converged(g, mask, "tcgen05.st")
         memory = tensor_memory(g.cta)
         places = _warp_addresses(b, g, mask, address(g))
-        _check_columns(b, g, places, memory, width)
+        _check_cells(b, g, places, memory, shape, width)
         _observe(b, g, places, width, True)
         values = np.stack([read(g) for read in readers])
         rows = _whole_block(g, mask, places) if shape == "32x32b" and not packed else None

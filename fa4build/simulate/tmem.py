@@ -141,7 +141,7 @@ def transfer_columns(shape: str, repeat: int, split_offset: int = 0, packed: boo
     return int(transfer_cells(shape, repeat, split_offset, packed)[1].max()) + 1
 
 
-def _check_transfer(address: int, warp: int, shape: str, num_cols: int) -> tuple[int, int]:
+def check_transfer(address: int, warp: int, shape: str, num_cols: int) -> tuple[int, int]:
     """(lane, column) of an ld/st address: a warp reaches only the 32 lanes of its quarter."""
     lane, column = split_address(address)
     own = _WARP_LANES * (warp % 4)
@@ -170,7 +170,7 @@ def load(
     Args: tmem: (128, 512). address: uniform over the warp. warp: index in the CTA. Others as `transfer_cells`.
     Raises: SimulationError for lanes of another warp's quarter or columns outside. Source: ptx-semantics 9.4.
     """
-    lane, column = _check_transfer(address, warp, shape, transfer_columns(shape, repeat, split_offset, packed))
+    lane, column = check_transfer(address, warp, shape, transfer_columns(shape, repeat, split_offset, packed))
     if shape == "32x32b" and not packed:
         return np.ascontiguousarray(tmem[lane : lane + 32, column : column + repeat].T)
     lanes, columns = transfer_cells(shape, repeat, split_offset, packed)
@@ -192,7 +192,7 @@ def store(
 
     With `packed` (.unpack::16b) each half goes to the low 16 bits of its column, the upper 16 become zero.
     """
-    lane, column = _check_transfer(address, warp, shape, transfer_columns(shape, repeat, split_offset, packed))
+    lane, column = check_transfer(address, warp, shape, transfer_columns(shape, repeat, split_offset, packed))
     lanes, columns = transfer_cells(shape, repeat, split_offset, packed)
     if registers.shape != lanes.shape[:2]:
         raise SimulationError(f"tcgen05.st {shape}.x{repeat} has registers {registers.shape}, needs {lanes.shape[:2]}")

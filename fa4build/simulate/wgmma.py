@@ -78,6 +78,11 @@ def _mma(b, ins, match):
     n, kind = int(match[1]), match[3]
     d, a, bdesc, scale, scale_a, scale_b, *transposes = ins.operands
     size, k_elements = _BYTES[kind], int(match[2])
+    if size == 1:
+        # tensor_core.py sums 8-bit products as Blackwell does; Hopper keeps fewer bits of each (ptx-semantics 9.8).
+        raise b.fault(
+            f"{ins.opcode}: 8-bit operands are not modelled for sm_90a; their sums are cut to other bits there"
+        )
     from_registers = isinstance(a, Vector)
     majors = ["mn" if t.value else "k" for t in transposes]
     b_major = majors[-1] if majors else "k"

@@ -139,3 +139,11 @@ def test_endless_loop_without_blocking_is_reported(monkeypatch):
     monkeypatch.setattr("fa4build.simulate.launch.INSTRUCTION_LIMIT", 10_000)
     with pytest.raises(SimulationError, match="livelock"):
         run("LOOP: add.s32 %r9, %r9, 1; bra.uni LOOP;")
+
+
+def test_a_branch_around_nothing_changes_nothing():
+    """What an optimiser may leave: lanes part over an empty block and are together again."""
+    body = "and.b32 %r5, %r0, 1; setp.eq.s32 %p1, %r5, 0; @%p1 bra NEXT; NEXT: shfl.sync.bfly.b32 %r9, %r0, 1, 31, -1;"
+
+    assert run(body + result(0, "%r9"))[:, 0].tolist() == [i ^ 1 for i in range(32)]
+    assert run(body + result(0, "%r9"), threads=64)[32:, 0].tolist() == [32 + (i ^ 1) for i in range(32)]

@@ -203,3 +203,22 @@ def test_lanes_of_a_warp_need_a_warp_barrier():
         report = run_report(body.format(sync=sync), checks=True)
 
         assert len([n for n in report.notes if n.startswith("R10")]) == expected
+
+
+def test_a_barrier_used_by_a_copy_needs_its_initialisation_published():
+    """A note without fence.mbarrier_init (or fence.proxy.async), silence with it."""
+    body = """
+        mov.b32 %r5, smem; setp.ne.s32 %p1, %r0, 0; @%p1 bra MADE; mov.b32 %r6, 1; mbarrier.init.shared.b64 [%r5], %r6;
+        {fence} MADE: bar.sync 0; @%p1 bra ISSUED; mbarrier.arrive.expect_tx.shared.b64 _, [%r5], 128;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5+128], [%rd2], 128, [%r5];
+    ISSUED:
+        {{ .reg .pred P; W: mbarrier.try_wait.parity.shared.b64 P, [%r5], 0, 10000000; @P bra.uni D; bra.uni W; D: }}
+    """
+    for fence, expected in (
+        ("", 1),
+        ("fence.mbarrier_init.release.cluster;", 0),
+        ("fence.proxy.async.shared::cta;", 0),
+    ):
+        report = run_report(body.format(fence=fence), checks=True, data=np.zeros(64, np.uint32), smem=4096)
+
+        assert len([n for n in report.notes if "without a fence.mbarrier_init" in n]) == expected

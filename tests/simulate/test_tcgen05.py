@@ -84,9 +84,19 @@ def test_reducing_load_returns_the_row_maximum():
     ],
 )  # fmt: skip
 def test_misuse_of_tensor_memory(body, message):
-    """Allocation rules, lane quarters, uniform addresses, one cta_group."""
-    with pytest.raises(SimulationError, match=message):
-        run(body, threads=128, target=TARGET)
+    """Allocation rules, lane quarters, uniform addresses, one cta_group; the same with checks."""
+    for checks in (False, True):
+        with pytest.raises(SimulationError, match=message):
+            run(body, threads=128, target=TARGET, checks=checks)
+
+
+def test_a_quarter_beyond_the_last_is_told_as_such():
+    """Lane 128 and up of an address that the warp's own quarter was added to twice."""
+    body = (
+        _alloc() + "shl.b32 %r9, %r4, 22; add.s32 %r8, %r8, %r9; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8];"
+    )
+    with pytest.raises(SimulationError, match=r"tcgen05 ld/st 32x32b at lane 96 by warp 1|lane \d+, column 0\) is out"):
+        run(body, threads=128, target=TARGET, checks=True)
 
 
 M, N, K = 128, 16, 16

@@ -171,3 +171,11 @@ def test_fp8_operand_fragment():
     matrix = operand_matrix(fragment, 1)
 
     assert matrix[1 + 8, 8 + 16 : 8 + 20].tolist() == [1, 2, 3, 4]
+
+
+def test_fp8_is_refused():
+    """Hopper cuts 8-bit products to other bits than the model of tensor_core.py: no wrong proof is given."""
+    opcode = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
+    body = opcode + " {%r10, %r11, %r12, %r13}, %rd10, %rd11, 0, 1, 1;"
+    with pytest.raises(SimulationError, match=r"e4m3\.e4m3: 8-bit operands are not modelled for sm_90a"):
+        run(body, threads=128)

@@ -27,6 +27,7 @@ class _ClusterState:
         self.shared = {cta.rank: Shadow(cta.shared_limit // 16 + 1) for cta in cluster.ctas}
         self.tensor: dict[int, TensorShadow] = {}
         self.barrier_bytes = {cta.rank: np.zeros(cta.shared_limit // 16 + 1, np.uint16) for cta in cluster.ctas}
+        self.unfenced: dict[tuple[int, int], tuple[int, int]] = {}  # mbarrier (CTA, offset) -> warp slot, site of init
         self.cluster_arrivals: Clock | None = None
         self.cluster_done: Clock | None = None
 
@@ -87,6 +88,8 @@ class Observer:
 
     def issue(self, g, warp, op, channel, reads, writes, site: int) -> None:
         """An asynchronous operation is issued."""
+        if not isinstance(channel, str):
+            self._note_unfenced(self.state(channel.cta.cluster), channel, self.findings.line(site))
         self.rules.asynchronous(g, warp, op, channel, reads, writes, site)
 
     def tmem_access(self, g, warp, address: int, width: int, is_write: bool, site: int) -> None:
@@ -135,20 +138,33 @@ class Observer:
 
     def deferred_arrive(self, barrier, clock: Clock) -> None:
         """An asynchronous arrival happens."""
+        self._note_unfenced(self.state(barrier.cta.cluster), barrier, "an asynchronous arrival")
         barrier.phases[barrier.phase] = merged(barrier.phases.get(barrier.phase), clock)
 
     # --- mbarriers --------------------------------------------------------------------------------------------------
 
-    def barrier_created(self, g, barrier, site: int) -> None:
+    def barrier_created(self, g, mask, barrier, site: int) -> None:
         """The 8 bytes of an mbarrier may only be touched by mbarrier instructions from now on."""
         state = self.state(g.cta.cluster)
         granule, bits = barrier.offset // 16, np.uint16(0xFF << barrier.offset % 16)
         state.barrier_bytes[g.cta.rank][granule] |= bits
         state.shared[g.cta.rank].initialised[granule] |= bits
+        state.unfenced[g.cta.rank, barrier.offset] = (self._slots(g, mask)[0], site)
+
+    def _note_unfenced(self, state, barrier, user: str) -> None:
+        """R5: a barrier is used from outside its CTA's threads before anything has made its initialisation visible."""
+        slot, site = state.unfenced.pop((barrier.cta.rank, barrier.offset), (None, None))
+        if slot is not None:
+            self.note(
+                f"R5 {user} uses mbarrier {barrier.name} of CTA rank {barrier.cta.rank}, initialised at "
+                f"{self.findings.line(site)} without a fence.mbarrier_init behind it"
+            )
 
     def arrive(self, g, mask, barrier, site: int) -> None:
         """Threads arrive (release)."""
         state = self.state(g.cta.cluster)
+        if barrier.cta is not g.cta:
+            self._note_unfenced(state, barrier, self.findings.line(site))
         if barrier.cta is not g.cta and not all(g.warps[k].synced_cluster for k in active_warps(g, mask)):
             place = self.findings.line(site)
             self.note(f"R13 {place}: arrives at CTA rank {barrier.cta.rank} before any cluster barrier was passed")
@@ -220,11 +236,15 @@ class Observer:
             state.clocks.join(slot, state.cluster_done)
 
     def fence(self, g, kind: str, mask) -> None:
-        """`fence.proxy.async`: generic writes before it become visible to the asynchronous proxy."""
+        """`fence.proxy.async`: generic writes before it become visible to the asynchronous proxy; it and
+        `fence.mbarrier_init` publish the barriers that the warp has initialised.
+        """
+        state, slots = self.state(g.cta.cluster), self._slots(g, mask)
+        if kind.startswith((".proxy.async", ".mbarrier_init")):
+            state.unfenced = {of: made for of, made in state.unfenced.items() if made[0] not in slots}
         if kind.startswith(".proxy.async"):
-            clocks = self.state(g.cta.cluster).clocks
-            for slot in self._slots(g, mask):
-                clocks.fence_async(slot)
+            for slot in slots:
+                state.clocks.fence_async(slot)
 
     def warp_barrier(self, g, mask) -> None:
         """The lanes of a warp synchronise (bar.warp.sync, shuffles, votes, barriers)."""
