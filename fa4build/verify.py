@@ -91,8 +91,9 @@ class VerifyReport:
 
     @property
     def exit_code(self) -> int:
-        """10 when anything failed."""
-        return SimulationError.exit_code if any(check.status == "failed" for check in self.checks) else 0
+        """10 when anything failed, or nothing at all was proven."""
+        statuses = {check.status for check in self.checks}
+        return SimulationError.exit_code if "failed" in statuses or statuses == {"unproven"} else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

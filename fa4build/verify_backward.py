@@ -49,13 +49,14 @@ def prove_backward_case(
     inputs, outputs = _PROBLEMS[variant.op](variant, case, seed)
     row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
     first: dict[str, np.ndarray] | None = None
+    unwritten = tuple(name for name in outputs if name not in inputs)
     for run in runs:
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
         buffers = {name: filled(bits, run.padded) for name, bits in inputs.items()}
-        buffers |= {name: poisoned(*of, run.padded) for name, of in outputs.items() if name not in inputs}
+        buffers |= {name: poisoned(*outputs[name], run.padded) for name in unwritten}
         scalars = scalars_for(variant, case, run) | {"scale": softmax_scale(variant)}
         try:
-            ran = execute(request, plan, buffers, tuple(outputs), scalars, run, seed)
+            ran = execute(request, plan, buffers, tuple(outputs), scalars, run, seed, unwritten)
         except Fa4BuildError as error:
             return row, (f"{where}: {error}",)
         row["warp_instructions"] += ran.warp_instructions

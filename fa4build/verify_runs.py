@@ -1,6 +1,6 @@
 """How a proof in the simulator runs a kernel: schedules, and tensors poisoned, fenced off and looked at again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,11 +154,17 @@ def execute(
     scalars: Mapping[str, int | float],
     run: Run,
     seed: int,
+    unwritten: Collection[str],
 ) -> Ran:
-    """One run; results appear in the buffers. Raises: SimulationError as the simulator, and when the plan refuses."""
+    """One run; results appear in the buffers.
+
+    Args: unwritten: outputs that hold nothing yet; with checks, reading one before it is written is an error.
+    Raises: SimulationError as the simulator, and when the plan refuses.
+    """
     before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
     memory = GlobalMemory()
-    inputs = plan_inputs(plan, memory, {name: buffer.view for name, buffer in buffers.items()}, scalars)
+    views = {name: buffer.view for name, buffer in buffers.items()}
+    inputs = plan_inputs(plan, memory, views, scalars, unwritten=unwritten)
     if (refusal := failed_guard(plan, inputs)) is not None:
         raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
     reports = [

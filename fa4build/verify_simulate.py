@@ -207,7 +207,7 @@ def _execute(
     shapes["lse"] = ((case.batch, case.num_heads_q, case.seqlen_q), np.uint32)
     buffers = {name: filled(to_bits(x, variant.dtype), run.padded) for name, x in zip("qkv", drawn, strict=True)}
     buffers |= {name: poisoned(shape, dtype, run.padded) for name, (shape, dtype) in shapes.items()}
-    ran = execute(request, plan, buffers, ("out", "lse"), scalars_for(variant, case, run), run, seed)
+    ran = execute(request, plan, buffers, tuple(shapes), scalars_for(variant, case, run), run, seed, tuple(shapes))
     return _Outputs(
         out=buffers["out"].view.copy(),
         lse=buffers["lse"].view.copy(),

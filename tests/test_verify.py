@@ -16,7 +16,7 @@ from fa4build.evidence import read_record, silicon_records, write_record
 from fa4build.pipeline import recipe_for
 from fa4build.toolchain import current_toolchain
 from fa4build.variants import Selection, expand_matrix, parse_variant
-from fa4build.verify import Options, built_variants, install_record, verify
+from fa4build.verify import Check, Options, VerifyReport, built_variants, install_record, verify
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -97,8 +97,8 @@ def test_a_failed_check_withdraws_older_evidence_and_stops_no_other(tmp_path):
     assert [(event.done, event.total) for event in events] == [(1, 2), (2, 2)]
 
 
-def test_what_nobody_has_written_cases_for_is_told_and_is_no_failure(tmp_path, monkeypatch):
-    """No process is started, no evidence written."""
+def test_what_nobody_has_written_cases_for_is_told_and_proves_nothing(tmp_path, monkeypatch):
+    """No process is started, no evidence written; where nothing else was proven, the exit code says so."""
     monkeypatch.setattr("fa4build.verify.has_cases", lambda variant: False)
     cache = Cache(tmp_path)
     name = "bwd_preprocess-sm90a-bf16-hd64"
@@ -109,8 +109,24 @@ def test_what_nobody_has_written_cases_for_is_told_and_is_no_failure(tmp_path, m
 
     assert [(check.level, check.status) for check in report.checks] == [("simulated", "unproven")]
     assert "no acceptance cases for bwd_preprocess" in report.checks[0].notes[0]
-    assert report.exit_code == 0
+    assert report.exit_code == 10
     assert read_record(cache.root, "simulated", entry.objects["cubin"].sha256) is None
+
+
+@pytest.mark.parametrize(
+    ("statuses", "exit_code"),
+    [
+        (("unproven", "passed"), 0),
+        (("unproven", "known"), 0),
+        (("unproven", "unproven"), 10),
+        (("passed", "failed"), 10),
+    ],
+)
+def test_one_kernel_proven_is_a_proof_of_something(statuses, exit_code):
+    """Kernels without cases do no harm beside one that has passed, now or before."""
+    checks = tuple(Check(name=str(n), level="simulated", status=s, seconds=0.0) for n, s in enumerate(statuses))
+
+    assert VerifyReport(checks=checks, digests={}, seconds=0.0).exit_code == exit_code
 
 
 # --- records from GPUs ------------------------------------------------------------------------------------------------

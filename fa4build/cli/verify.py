@@ -84,7 +84,7 @@ def command(
 
     Without --static, --simulate or --device: static and simulated. Takes what is in the cache; compiles nothing. What
     a kernel has passed belongs to the bytes of its cubin, and goes into the manifest of the next `fa4build wheel`.
-    Exit code 10 when a kernel fails.
+    Exit code 10 when a kernel fails, or when there was a proof for none of them.
 
     \b
     Examples:
@@ -263,6 +263,8 @@ def _print(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ...], as_js
             note(f"note: {check.name}: and {len(check.notes) - NOTES_SHOWN} more; --json has all")
     for line in report.baseline_changes:
         click.echo(f"baseline: {line}")
+    if {check.status for check in report.checks} == {"unproven"}:
+        note(f"nothing was proven: {len(report.checks)} unproven, there is no proof of these kernels yet")
     click.echo(f"{_summary(report)} in {report.seconds:.1f} s; evidence: {cache.root / 'evidence'}")
 
 

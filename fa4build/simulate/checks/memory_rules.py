@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fa4build.errors import SimulationError
 from fa4build.simulate.checks.findings import place
 from fa4build.simulate.checks.shadow import FULL
 from fa4build.simulate.gang import WARP
@@ -204,7 +205,11 @@ class MemoryRules:
         memory = g.cta.memory
         if not memory.has_unwritten or not len(address):
             return
-        for buffer, _, offsets in memory.split(address, size, "access"):
+        try:
+            touched = list(memory.split(address, size, "access"))
+        except SimulationError:
+            return  # out of bounds: the access itself reports it
+        for buffer, _, offsets in touched:
             if buffer.written is None:
                 continue
             words = offsets[:, None] // 4 + np.arange(max(size // 4, 1))

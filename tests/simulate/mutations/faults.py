@@ -219,6 +219,11 @@ ADDRESSES = (
         expected=r"global store of 4 bytes at misaligned address .*multiple of 4",
     ),
     Planted(
+        name="lse is read before it is written",
+        edit=before(LSE_STORE, r"{ .reg .b32 old; ld.global.b32 old, [\2]; }"),
+        expected=r"R9 .*ld\.global.*reads lse at byte \d+, never written",
+    ),
+    Planted(
         name="TMA into the wrong place",
         edit=substitute(rf"({LOAD}\S* \[%r\d+)\]", r"\1+128]"),
         expected=r"R9 .*wgmma.*never written",
