@@ -1,0 +1,41 @@
+"""Contract: what the backward kernel keeps in tensor memory at one time does not overlap, and fits 512 columns."""
+
+import itertools
+
+import pytest
+
+from kernels_src.memory.tmem_layout import TMEM_COLUMNS, backward_tmem
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "own_dq", "columns"),
+    [
+        (64, True, 512),  # 128 + 64 + 128 + 64, and 64 for dQ: 448
+        (96, False, 512),  # 128 + 96 + 128 + 96 = 448, and no 96 more
+        (128, False, 512),  # 128 + 128 + 128 + 128 = 512
+    ],
+)
+def test_plans(head_dim, own_dq, columns):
+    """dQ has columns of its own where there is room, else those of dP."""
+    plan = backward_tmem(128, head_dim, head_dim)
+
+    assert (own_dq, columns) == (plan.has_own_dq, plan.num_columns)
+    assert own_dq == (plan.dq != plan.dprobabilities)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_no_two_accumulators_overlap(head_dim):
+    """S, dV, dP, dK, and dQ where it has its own; all within the 512 columns."""
+    plan = backward_tmem(128, head_dim, head_dim)
+    areas = [(plan.scores, 128), (plan.dv, head_dim), (plan.dprobabilities, 128), (plan.dk, head_dim)]
+    areas += [(plan.dq, head_dim)] if plan.has_own_dq else []
+
+    assert all(begin + size <= TMEM_COLUMNS for begin, size in areas)
+    for (begin, size), (other, other_size) in itertools.combinations(areas, 2):
+        assert begin + size <= other or other + other_size <= begin
+
+
+def test_wider_heads_are_refused():
+    """(192, 128): 128 + 128 + 192 + 192 = 640."""
+    with pytest.raises(ValueError, match="head_dim 192 and head_dim_v 128 need 640 tensor-memory columns"):
+        backward_tmem(128, 192, 128)
