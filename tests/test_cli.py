@@ -295,11 +295,12 @@ def test_list_tells_the_state_of_every_variant(fa4build, tmp_path):
     """Cached, written, planned; and refused ones with their reasons."""
     fill(tmp_path / "cache")
     rows = json.loads(fa4build("list", "--select", "*-sm90a-bf16-hd128-causal*", "--all", "--json").out)
+    status = {row["id"]: row["status"] for row in rows}
     refused = json.loads(fa4build("list", "--select", "fwd-sm90a-e4m3-hd128-full", "--refused", "--json").out)
 
-    assert {row["id"]: row["status"] for row in rows}[VARIANT_ID] == "cached"
-        assert {row["id"]: row["status"] for row in rows}["bwd-sm90a-bf16-hd128-causal"] == "written"
-        assert {row["id"]: row["status"] for row in rows}["fwd-sm90a-bf16-hd128-causal-softcap"] == "planned"
+    assert status[VARIANT_ID] == "cached"
+    assert status["bwd-sm90a-bf16-hd128-causal"] == "written"
+    assert status["fwd-sm90a-bf16-hd128-causal-softcap"] == "planned"
     assert refused[0]["reasons"] == ["fp8 kernels exist for sm100a and sm103a only; choose bf16 or fp16 on sm90a"]
 
 
