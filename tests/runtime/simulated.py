@@ -36,7 +36,7 @@ def compile_variants(ids, directory):
 
 
 class SimulatedRuntime(loader.Runtime):
-    """Kernels of `cubins` behind the launcher; every launch is executed before `run` returns. `launched`: their names."""
+    """Kernels of `cubins` behind the launcher; every launch is executed before `run` returns, `launched` names them."""
 
     def __init__(self, cubins, directory, fake):
         self._cubins, self._fake, self.launched = cubins, fake, []
