@@ -181,7 +181,7 @@ class Colour(enum.Enum):
 @pytest.mark.parametrize(
     "value",
     [Path("/x"), {1, 2}, b"x", float("nan"), float("inf"), object(), Colour.RED, {1: 2}, {"$type": 1}, Variant],
-    ids=repr,
+    ids=["path", "set", "bytes", "nan", "infinity", "object", "enum", "integer-name", "reserved-name", "class"],
 )
 def test_what_has_no_canonical_form_is_refused(value):
     """Never `repr`, never a pickle: what cannot be keyed is not cached."""
