@@ -157,8 +157,8 @@ def _whole_block(g, mask, places: list[tuple[int, int]]):
 
 def _check_cells(b, g, places, memory, shape: str, width: int) -> None:
     for k, address in places:
-        _guarded(b, tmem.check_transfer, address, g.warps[k].index, shape, 0)
         memory.require(address & 0xFFFF, width, b)
+        _guarded(b, tmem.check_transfer, address, g.warps[k].index, shape, 0)
 
 
 def _observe(b, g, places, width: int, is_write: bool) -> None:
