@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused_with_the_count(num_q_tiles, tile_n, head_d
     """One column too many is too many: 2 * 128 + 2 * 129 = 514."""
     used = num_q_tiles * (tile_n + head_dim_v)
 
-    with pytest.raises(ValueError, match=f"need {used} tensor-memory columns, there are 512"):
+    with pytest.raises(ValueError, match=f"need {used} columns of tensor memory, there are 512"):
         forward_tmem(num_q_tiles, tile_n, head_dim_v)
 
 
