@@ -1,7 +1,7 @@
 """Writes the Python source of one straight-line run of instructions."""
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.helpers import HELPERS
+from fa4build.simulate.node_scope import NODE_SCOPE
 from fa4build.simulate.opcodes import rule_for
 from fa4build.simulate.ptx.control_flow import BRANCHES, EXITS
 from fa4build.simulate.ptx.instructions import Address, Imm, Pair, Reg, Sink, Special, Symbol, Vector
@@ -186,7 +186,7 @@ class Emitter:
         self._branch()
         head = "def node(g):\n    r = g.regs; K = g.constants\n" + ("    m = g.mask\n" if self.masked else "")
         source = head + "".join(f"    {line}\n" for line in self.lines)
-        scope = dict(HELPERS)
+        scope = dict(NODE_SCOPE)
         scope["diverge"] = diverge
         exec(compile(source, f"<ptx {self.program.function.name} node {self.node.index}>", "exec"), scope)
         return scope["node"]

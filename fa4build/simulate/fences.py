@@ -4,12 +4,12 @@ Source: ptx-semantics 7.5, 7.6, 7.9; PTX ISA 9.7.13, 9.7.19.5.
 """
 
 from fa4build.simulate.gang import WARP
-from fa4build.simulate.helpers import helper
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused, system
 from fa4build.simulate.system import Wait, active_warps, require_converged
 
 
-@helper
+@in_node_scope
 def fence(g, kind, mask):
     """Fences do nothing here; the hazard observer follows them."""
     if g.cta.observer is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fa4build.simulate import float_formats as ff
 from fa4build.simulate import mufu
-from fa4build.simulate.helpers import helper
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused
 from fa4build.simulate.ptx.instructions import Reg
 
@@ -18,7 +18,7 @@ _TINY = np.float64(2.0**-126)
 _ROUND = r"(?:\.(rn|rz|rm|rp))?(\.ftz)?"
 
 
-@helper
+@in_node_scope
 def fma32(a, b, c):
     """a*b + c of float32 arrays, rounded once to nearest even.
 
@@ -32,26 +32,26 @@ def fma32(a, b, c):
     return total.astype(np.float32)
 
 
-@helper
+@in_node_scope
 def directed(a, b, subtract, rounding):
     """a + b or a - b of float32 arrays in a directed rounding."""
     bits = (ff.sub_f32 if subtract else ff.add_f32)(a.view(np.uint32), b.view(np.uint32), rounding)
     return bits.view(np.float32)
 
 
-@helper
+@in_node_scope
 def mul_directed(a, b, rounding):
     """a * b of float32 arrays in a directed rounding."""
     return ff.mul_f32(a.view(np.uint32), b.view(np.uint32), rounding).view(np.float32)
 
 
-@helper
+@in_node_scope
 def fma_directed(a, b, c, rounding):
     """a*b + c of float32 arrays in a directed rounding."""
     return ff.fma_f32(a.view(np.uint32), b.view(np.uint32), c.view(np.uint32), rounding).view(np.float32)
 
 
-@helper
+@in_node_scope
 def flush(a):
     """Subnormals to zero of the same sign."""
     tiny = (np.abs(a) < np.float32(2.0**-126)) & (a != 0)
@@ -109,7 +109,7 @@ def _fma_f32(e, ins, match) -> None:
     e.dst(d, "f32", _fma(e.src(a, "f32"), e.src(b, "f32"), e.src(c, "f32"), match[1], match[2]))
 
 
-@helper
+@in_node_scope
 def bf16_value(a):
     """Value of the low 16 bits as bf16, a float32 array."""
     return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -143,7 +143,7 @@ def _fma_packed(e, ins, match) -> None:
     _packed(e, ins, ins.operands[1:], lambda a, b, c: _fma(a, b, c, match[1], match[2]))
 
 
-@helper
+@in_node_scope
 def fmax(a, b):
     """max.f32: a NaN operand is ignored, +0 > -0."""
     r = np.fmax(a, b)
@@ -151,7 +151,7 @@ def fmax(a, b):
     return np.where(zero & (a == 0) & (b == 0), a + b, r) if np.count_nonzero(zero) else r
 
 
-@helper
+@in_node_scope
 def fmin(a, b):
     """min.f32: a NaN operand is ignored, -0 < +0."""
     r = np.fmin(a, b)
@@ -184,7 +184,7 @@ _ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNORDERED = {"equ": "!=", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 
 
-@helper
+@in_node_scope
 def compare_nan(a, b, kind):
     """`ne` (ordered), `neu`, `nan`, `num`."""
     unordered = np.isnan(a) | np.isnan(b)
@@ -213,7 +213,7 @@ def _setp(e, ins, match) -> None:
         e.dst(d, "p", f"compare_nan({a}, {b}, {match[1]!r})")
 
 
-@helper
+@in_node_scope
 def compare_equ(a, b):
     """Equal, or either is NaN."""
     return (a == b) | np.isnan(a) | np.isnan(b)
@@ -226,7 +226,7 @@ _APPROXIMATE = {
 }  # fmt: skip
 
 
-@helper
+@in_node_scope
 def approximate(a, name):
     """An approximate function of the special function unit, as the H200 computes it."""
     return getattr(mufu, name)(a.view(np.uint32)).view(np.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fa4build.simulate.gang import Fault
-from fa4build.simulate.helpers import helper
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused
 from fa4build.simulate.ptx.instructions import Imm
 
@@ -61,7 +61,7 @@ def _mul_hi(e, ins, match) -> None:
     e.dst(d, kind, f"({e.src(a, kind)}.astype({wide}) * {e.src(b, kind)}.astype({wide}) >> {shift}).astype({kind})")
 
 
-@helper
+@in_node_scope
 def mul_hi_u64(a, b):
     """High 64 bits of a 64 x 64 bit product."""
     return np.array([int(x) * int(y) >> 64 for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint64)
@@ -73,7 +73,7 @@ def _mul_hi_64(e, ins, match) -> None:
     e.dst(d, "u64", f"mul_hi_u64({e.src(a, 'u64')}, {e.src(b, 'u64')})")
 
 
-@helper
+@in_node_scope
 def divide(a, b, mask, want_remainder, site):
     """Integer quotient (toward zero) or remainder (sign of the dividend)."""
     zero = b == 0
@@ -132,7 +132,7 @@ def _logic(e, ins, match) -> None:
     e.dst(d, kind, f"{e.src(a, kind)} {sign} {e.src(b, kind)}")
 
 
-@helper
+@in_node_scope
 def shift(a, amount, left):
     """Shift with the amount clamped to the width: zeros, or the sign for signed right shifts."""
     bits = 8 * a.dtype.itemsize
@@ -155,20 +155,20 @@ def _shift(e, ins, match) -> None:
     e.dst(d, kind, f"shift({e.src(a, kind)}, {e.src(n, 'u32')}, {left})")
 
 
-@helper
+@in_node_scope
 def popc(a):
     """Number of one bits, as u32."""
     octets = np.ascontiguousarray(a).view(np.uint8).reshape(len(a), -1)
     return np.unpackbits(octets, axis=1).sum(axis=1).astype(np.uint32)
 
 
-@helper
+@in_node_scope
 def clz(a):
     """Leading zeros of a u32 array."""
     return np.array([32 - int(x).bit_length() for x in a.tolist()], np.uint32)
 
 
-@helper
+@in_node_scope
 def brev(a):
     """Bits of a u32 array in reverse order."""
     octets = a.astype(">u4").view(np.uint8).reshape(len(a), 4)
@@ -195,7 +195,7 @@ def _lop3(e, ins, match) -> None:
     e.dst(d, "u32", " | ".join(f"({t})" for t in terms) if terms else f"{a} & {e.const(0, 'u32')}")
 
 
-@helper
+@in_node_scope
 def prmt(a, b, selector):
     """Byte permute, default mode: nibble k of the selector picks byte (0..7) of {b,a}; bit 3 replicates its sign."""
     pool = b.astype(np.uint64) << np.uint64(32) | a
@@ -214,7 +214,7 @@ def _prmt(e, ins, match) -> None:
     e.dst(d, "u32", f"prmt({e.src(a, 'u32')}, {e.src(b, 'u32')}, {e.src(s, 'u32')})")
 
 
-@helper
+@in_node_scope
 def funnel(a, b, n, left, clamp):
     """shf: shifts {b,a} and returns the high (left) or low (right) word."""
     n = np.minimum(n, np.uint32(32)) if clamp else n & np.uint32(31)
@@ -230,7 +230,7 @@ def _shf(e, ins, match) -> None:
     e.dst(d, "u32", f"funnel({args}, {match[1] == 'l'}, {match[2] == 'clamp'})")
 
 
-@helper
+@in_node_scope
 def bit_extract(a, position, length, signed):
     """bfe: `length` bits from `position`, zero or sign extended; both taken from their low 8 bits."""
     out = []
@@ -251,7 +251,7 @@ def _bfe(e, ins, match) -> None:
     e.dst(d, "u32", f"bit_extract({args}, {match[1] == 's32'})")
 
 
-@helper
+@in_node_scope
 def bit_insert(a, b, position, length):
     """bfi: the low `length` bits of `a` put into `b` at `position`."""
     out = []

@@ -7,7 +7,7 @@ import numpy as np
 
 from fa4build.errors import SimulationError
 from fa4build.simulate.gang import Fault
-from fa4build.simulate.helpers import helper
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused, system
 from fa4build.simulate.ptx.instructions import Vector
 from fa4build.simulate.system import Wait, active_lanes
@@ -18,7 +18,7 @@ _TYPE = r"(b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64)"
 _CACHE = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt|nc|weak))*(?:\.L[12]::[\w:]+)*"
 
 
-@helper
+@in_node_scope
 def load_shared(g, address, size, count, mask, site):
     """`count` elements of `size` bytes from own shared memory, as unsigned arrays of full width."""
     cta = g.cta
@@ -36,7 +36,7 @@ def load_shared(g, address, size, count, mask, site):
     return values if mask is None else [_spread(v, mask) for v in values]
 
 
-@helper
+@in_node_scope
 def store_shared(g, address, values, mask, site):
     """Stores unsigned arrays to consecutive elements of own shared memory; the highest lane wins a conflict."""
     cta = g.cta
@@ -81,7 +81,7 @@ def _outside(what: str, cta, address, size: int, site: int) -> Fault:
     )
 
 
-@helper
+@in_node_scope
 def load_global(g, address, size, count, mask, site):
     """`count` elements of `size` bytes from global memory."""
     chosen = address if mask is None else address[mask]
@@ -107,7 +107,7 @@ def _gather(memory, address, size: int, count: int) -> list:
     return values
 
 
-@helper
+@in_node_scope
 def store_global(g, address, values, mask, site):
     """Stores unsigned arrays to consecutive elements of global memory."""
     size = values[0].dtype.itemsize
@@ -129,7 +129,7 @@ def store_global(g, address, values, mask, site):
         raise error if isinstance(error, Fault) else Fault(str(error), site) from None
 
 
-@helper
+@in_node_scope
 def load_local(g, address, size, count, mask, site):
     """Per-thread memory, one row per thread."""
     rows, offset = _local(g, address, size * count, mask, site)
@@ -141,7 +141,7 @@ def load_local(g, address, size, count, mask, site):
     return out
 
 
-@helper
+@in_node_scope
 def store_local(g, address, values, mask, site):
     """Stores to per-thread memory."""
     size = values[0].dtype.itemsize

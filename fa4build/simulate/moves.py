@@ -3,7 +3,7 @@
 import numpy as np
 
 from fa4build.simulate import float_formats as ff
-from fa4build.simulate.helpers import helper
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused
 from fa4build.simulate.ptx.instructions import Imm, Reg, Symbol, Vector
 
@@ -78,13 +78,13 @@ def _mov_128(e, ins, match) -> None:
         e.dst(d, "b128", e.src(a, "b128"))
 
 
-@helper
+@in_node_scope
 def pack16(low, high):
     """Two u16 arrays into u32."""
     return low | high.astype(np.uint32) << np.uint32(16)
 
 
-@helper
+@in_node_scope
 def pack16x4(a, b, c, d):
     """Four u16 arrays into u64."""
     low, high = pack16(a, b), pack16(c, d)
@@ -98,7 +98,7 @@ def _cvta(e, ins, match) -> None:
     e.dst(d, match[1], e.src(a, match[1]))
 
 
-@helper
+@in_node_scope
 def param(g, offset, size, kind):
     """A kernel parameter field, the same in all lanes; `kind` has its width or more (zero or sign extended)."""
     key = ("param", offset, size, kind)
@@ -167,7 +167,7 @@ def _cvt_from_integer(e, ins, match) -> None:
     e.dst(d, "f32", f"{e.src(a, match[1])}.astype(f32)")
 
 
-@helper
+@in_node_scope
 def to_integer(a, mode, kind):
     """f32 to integer with saturation; NaN gives 0."""
     rounded = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[mode](a.astype(np.float64))
@@ -194,19 +194,19 @@ def _cvt_round(e, ins, match) -> None:
     e.dst(d, "f32", f"np.{function}({a})")
 
 
-@helper
+@in_node_scope
 def bf16_bits(a):
     """f32 to bf16, nearest even, as u16."""
     return ff.f32_to_bf16_rn(a.view(np.uint32))
 
 
-@helper
+@in_node_scope
 def f16_bits(a):
     """f32 to f16, nearest even, as u16."""
     return ff.f32_to_f16_rn(a.view(np.uint32))
 
 
-@helper
+@in_node_scope
 def f16_value(a):
     """f16 bits to float32."""
     return ff.f16_to_f32(a).view(np.float32)
@@ -232,7 +232,7 @@ def _cvt_widen(e, ins, match) -> None:
     e.dst(d, "f32", f"{match[1]}_value({e.src(a, 'u16')})")
 
 
-@helper
+@in_node_scope
 def fp8_pair(high, low, name):
     """Two f32 arrays to packed fp8 in u16, the first in the upper byte."""
     encode = {"e4m3": ff.f32_to_e4m3_rn_satfinite, "e5m2": ff.f32_to_e5m2_rn_satfinite}[name]

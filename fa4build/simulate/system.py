@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fa4build.simulate.gang import WARP, Fault, Gang
-from fa4build.simulate.helpers import merge, special, symbol
+from fa4build.simulate.node_scope import merge, special, symbol
 from fa4build.simulate.ptx.instructions import Address, Imm, Reg, Sink, Special, Symbol
 from fa4build.simulate.registers import DTYPES, to_kind
 

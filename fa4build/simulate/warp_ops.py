@@ -6,8 +6,8 @@ Source: PTX ISA 9.7.9.6, 9.7.13, 9.7.14.5; ptx-semantics 5.5, 5.6.
 import numpy as np
 
 from fa4build.simulate.gang import WARP, Fault
-from fa4build.simulate.helpers import helper
 from fa4build.simulate.memory import load_shared, store_shared
+from fa4build.simulate.node_scope import in_node_scope
 from fa4build.simulate.opcodes import fused
 from fa4build.simulate.ptx.instructions import Imm
 from fa4build.simulate.system import lane_ranges, require_converged
@@ -40,7 +40,7 @@ def _members(value, mask) -> int:
     return int(chosen[0]) if len(chosen) else _FULL
 
 
-@helper
+@in_node_scope
 def elect(g, members, mask, site):
     """Lane id of the elected lane and the predicate that is true in it alone: the lowest lane of the member mask."""
     members = _members(members, mask)
@@ -81,7 +81,7 @@ def _source_lanes(tids, mode: str, b, c):
     return np.where(inside, source, lane), inside
 
 
-@helper
+@in_node_scope
 def shuffle(g, value, b, c, members, mode, mask, site, key):
     """shfl.sync: the value of another lane; out of range keeps the own value. `key` caches constant lane maps."""
     if mask is not None:
@@ -110,7 +110,7 @@ def _shfl(e, ins, match) -> None:
         e.dst(d.predicate, "p", f"{result}[1]")
 
 
-@helper
+@in_node_scope
 def vote(g, predicate, members, mode, mask, site):
     """vote.sync: ballot as u32, or any/all/uni as a predicate."""
     members = _members(members, mask)
@@ -135,7 +135,7 @@ def _vote(e, ins, match) -> None:
     e.dst(d, kind, f"vote(g, {e.src(a, 'p')}, {e.src(members, 'u32')}, {mode!r}, {e.mask}, {e.site})")
 
 
-@helper
+@in_node_scope
 def active_mask(g, mask):
     """activemask: the executing lanes of each warp."""
     present = np.ones(g.lanes, bool) if mask is None else mask
@@ -148,7 +148,7 @@ def _activemask(e, ins, match) -> None:
     e.dst(ins.operands[0], "u32", f"active_mask(g, {e.mask})")
 
 
-@helper
+@in_node_scope
 def warp_reduce(g, value, members, operation, mask, site):
     """redux.sync over the executing lanes of each warp."""
     _check_members(g, _members(members, mask), mask, "redux.sync", site)
@@ -175,7 +175,7 @@ def _redux(e, ins, match) -> None:
     e.dst(d, kind, f"warp_reduce(g, {e.src(a, kind)}, {e.src(members, 'u32')}, {match[1]!r}, {e.mask}, {e.site})")
 
 
-@helper
+@in_node_scope
 def warp_barrier(g, members, mask, site):
     """bar.warp.sync: orders the lanes of a warp; they must all be here."""
     _check_members(g, _members(members, mask), mask, "bar.warp.sync", site)
@@ -201,7 +201,7 @@ def _element_addresses(address, matrices: int):
     return rows[:, :, lane // 4] + (4 * (lane % 4)).astype(np.uint32)
 
 
-@helper
+@in_node_scope
 def store_matrix(g, address, values, transposed, mask, site):
     """stmatrix m8n8 .b16: lane t holds row t/4, columns 2(t%4) and +1 of each 8x8 matrix (transposed: row and
     column swapped).
@@ -228,7 +228,7 @@ def _stmatrix(e, ins, match) -> None:
     e.lines.append(f"store_matrix(g, {e.address(address, 32)}, [{names}], {match[2] is not None}, {e.mask}, {e.site})")
 
 
-@helper
+@in_node_scope
 def load_matrix(g, address, count, transposed, mask, site):
     """ldmatrix m8n8 .b16, the inverse of stmatrix."""
     require_converged(g, mask, "ldmatrix.sync.aligned")

@@ -5,16 +5,16 @@ import numpy as np
 from fa4build.simulate.gang import WARP, Fault
 from fa4build.simulate.registers import DTYPES, to_kind
 
-HELPERS: dict = {"count": np.count_nonzero, "where": np.where, "to_kind": to_kind, "np": np, **DTYPES}
+NODE_SCOPE: dict = {"count": np.count_nonzero, "where": np.where, "to_kind": to_kind, "np": np, **DTYPES}
 
 
-def helper(function):
+def in_node_scope(function):
     """Makes a function callable from generated source under its own name."""
-    HELPERS[function.__name__] = function
+    NODE_SCOPE[function.__name__] = function
     return function
 
 
-@helper
+@in_node_scope
 def merge(mask, new, old):
     """Lanes in the mask take `new`, the others keep `old` (None: never written, so anything)."""
     if old is None or new is None:
@@ -24,7 +24,7 @@ def merge(mask, new, old):
     return np.where(mask, new, old)
 
 
-@helper
+@in_node_scope
 def special(g, name: str, kind: str):
     """A special register as an array; read-only and cached per gang."""
     key = (name, kind)
@@ -60,7 +60,7 @@ def _special(g, name: str):
     return np.full(g.lanes, cta.special[name], np.uint64)
 
 
-@helper
+@in_node_scope
 def symbol(g, name: str, kind: str):
     """Address of a shared, parameter or local symbol."""
     key = ("symbol", name, kind)
