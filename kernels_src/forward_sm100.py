@@ -119,7 +119,7 @@ class ForwardSm100:
     Args:
         symbol: prefix of the device entry, which is `<symbol>_0`.
         dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out.
-        head_dim, head_dim_v: multiples of 16, at most 128 each (two output tiles must fit tensor memory).
+        head_dim: multiple of 16, at most 192. head_dim_v: at most 128, since two output tiles must fit tensor memory.
         mask: "full", "causal" or "local".
         kv_stages: slots of the ring that K and V share when they are of one size; otherwise V has one slot of its own
             and K the rest.
