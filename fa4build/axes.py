@@ -101,14 +101,12 @@ OPS: MappingProxyType[str, Op] = MappingProxyType(
         "bwd": Op(head_dims=_Q_K_V_DIMS, axes=frozenset({"mask", "layout", "cta_group", "deterministic", "softcap"})),
         # Row sums of dO * O over head_dim_v, and the dQ accumulator of head_dim columns set to zero.
         "bwd_preprocess": Op(head_dims=_Q_K_V_DIMS, axes=frozenset({"layout"})),
-        # Converts one fp32 accumulator (dQ, dK or dV), so it sees one head dimension; 192 is the dQ and dK of
-        # (192, 128). The storage order follows cta_group; the sink's gradient is formed here.
+        # Converts one fp32 accumulator of dQ, so it sees one head dimension; 192 is that of (192, 128).
         "bwd_postprocess": Op(
-            head_dims=((64, 64), (96, 96), (128, 128), (192, 192), (256, 256)),
-            axes=frozenset({"layout", "cta_group", "sink"}),
+            head_dims=((64, 64), (96, 96), (128, 128), (192, 192), (256, 256)), axes=frozenset({"layout"})
         ),
-        # Merges partial outputs of head_dim_v columns.
-        "fwd_combine": Op(head_dims=_EQUAL_64_TO_256, axes=frozenset({"layout"})),
+        # Merges partial outputs of head_dim_v columns. Packed rows are one batch to it, so layouts make no difference.
+        "fwd_combine": Op(head_dims=_EQUAL_64_TO_256, axes=frozenset({"sink"})),
     }
 )
 

@@ -112,9 +112,14 @@ RULES: tuple[Rule, ...] = (
         reason="gradients of paged keys and values are not defined; choose dense or varlen",
     ),
     Rule(
-        name="combine-follows-queries",
-        refuses=lambda v: v.layout == "paged" and v.op == "fwd_combine",
-        reason="combine sees queries only, and a paged forward has packed ones; choose varlen",
+        name="split-needs-packed-keys",
+        refuses=lambda v: v.split and v.layout == "dense",
+        reason="dense keys are split as packed ones, which is a view of them; choose varlen or paged",
+    ),
+    Rule(
+        name="sink-after-split",
+        refuses=lambda v: v.op == "fwd" and v.split and v.sink,
+        reason="a sink joins the sum once, where splits are merged; choose sink of fwd_combine",
     ),
 )
 

@@ -146,15 +146,16 @@ def test_a_bad_id_is_an_error_that_says_what_is_wrong(text, message):
 def test_the_matrix_has_the_size_of_the_product_minus_the_exclusions():
     """Literal counts, op by op.
 
-    fwd: dtypes * head_dims * masks * layouts * split * softcap * sink = 2*5*3*3*2*2*2 = 720 with 16-bit types and one
-    CTA; fp8 (sm100a, sm103a) 2*2*3*3*2*2*2 = 288; 2cta: 16-bit dense full hd128 and hd192x128 2*2*4 = 16, hd256 with
-    any mask and layout 2*3*3*4 = 72, fp8 dense full hd128 2*4 = 8; together 720 + 288 + 96 = 1104.
+    fwd: dtypes * head_dims * masks * (layouts * softcap * sink + split (varlen, paged) * softcap) = 2*5*3*(3*2*2 + 2*2)
+    = 480 with 16-bit types and one CTA; fp8 (sm100a, sm103a) 2*2*3*16 = 192; 2cta: 16-bit dense full hd128 and
+    hd192x128 2*2*4 = 16, hd256 with any mask and layout 2*3*3*4 = 72, fp8 dense full hd128 2*4 = 8; together
+    480 + 192 + 96 = 768.
     bwd: dtypes * head_dims * masks * layouts * deterministic * softcap = 2*5*3*2*2*2 = 240 on sm90a; Blackwell: one
     CTA up to hd128 144, 2cta from hd128 on 144.
-    bwd_preprocess 2*5*2 = 20; bwd_postprocess 2*5*2*2 = 40, and 2cta from hd128 on 2*3*2*2 = 24; fwd_combine 2*4*2.
+    bwd_preprocess 2*5*2 = 20; bwd_postprocess 2*5*2 = 20; fwd_combine 2*4*2 (sink).
     """
-    sm90a = {"fwd": 720, "bwd": 240, "bwd_preprocess": 20, "bwd_postprocess": 40, "fwd_combine": 16}
-    blackwell = {"fwd": 1104, "bwd": 288, "bwd_preprocess": 20, "bwd_postprocess": 64, "fwd_combine": 16}
+    sm90a = {"fwd": 480, "bwd": 240, "bwd_preprocess": 20, "bwd_postprocess": 20, "fwd_combine": 16}
+    blackwell = {"fwd": 768, "bwd": 288, "bwd_preprocess": 20, "bwd_postprocess": 20, "fwd_combine": 16}
     counts = Counter((variant.arch, variant.op) for variant in valid_variants())
 
     for arch, expected in (("sm90a", sm90a), ("sm100a", blackwell), ("sm103a", blackwell)):

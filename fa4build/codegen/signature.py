@@ -45,10 +45,15 @@ def signature_for(variant: Variant) -> tuple[Arg, ...]:
 
     Raises: VariantError if no argument list is defined for this op, layout and features.
     """
-    rows = abi.SIGNATURES.get(f"{variant.op}/{variant.layout}")
-    if rows is None or variant.split or variant.softcap or variant.sink:
-        raise VariantError(f"{variant.id}: no argument list is defined yet for this op, layout and features.")
+    rows = abi.SIGNATURES.get(_signature_name(variant))
+    if rows is None:
+        raise VariantError(f"{variant.id}: no argument list is defined for this op, layout and features.")
     return tuple(_argument(variant, *row) for row in rows)
+
+
+def _signature_name(variant: Variant) -> str:
+    features = (name for name in ("sink", "softcap", "split") if getattr(variant, name))
+    return abi.signature_name(variant.op, variant.layout, variant.dtype, features)
 
 
 def _argument(
@@ -72,7 +77,7 @@ def spec_for(variant: Variant) -> dict[str, object]:
     `shapes` names the extents of every tensor, so that a refusal says which extent is wrong; `multiples` lists the
     pairs of extents that must divide.
     """
-    rows = abi.SIGNATURES[f"{variant.op}/{variant.layout}"]
+    rows = abi.SIGNATURES[_signature_name(variant)]
     shapes = {name: list(rest[0]) for name, kind, _dtype, *rest in rows if kind == "tensor"}
     named = {extent for shape in shapes.values() for extent in shape}
     return {

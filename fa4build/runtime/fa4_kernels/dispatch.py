@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .abi import SIGNATURES, TARGETS
+from .abi import SIGNATURES, TARGETS, signature_name
 from .errors import NoKernelError
 from .expressions import evaluate
 from .packs import Entry, Pack, RefusedPack
@@ -166,17 +166,17 @@ def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | N
     rule = entry.axes.get("when")
     if problem.extents is not None and rule and not evaluate(str(rule), problem.extents):
         reasons.append(f"needs {rule}")
-    if signature_name(entry) not in SIGNATURES:
+    if signature_of(entry) not in SIGNATURES:
         reasons.append("is called in a way this fa4-kernels does not know; upgrade fa4-kernels")
     if evidence is not None and evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
         reasons.append(f"has no {evidence} evidence")
     return tuple(reasons)
 
 
-def signature_name(entry: Entry) -> str:
+def signature_of(entry: Entry) -> str:
     """Which argument list an entry is called with: `fwd/dense`, and one more field for each feature that is on."""
-    features = (axis for axis in sorted(entry.axes.keys() - _FREE_AXES) if entry.axes[axis])
-    return "/".join((entry.op, str(entry.axes.get("layout")), *features))
+    features = (axis for axis in entry.axes.keys() - _FREE_AXES if entry.axes[axis])
+    return signature_name(entry.op, str(entry.axes.get("layout")), str(entry.axes.get("dtype")), features)
 
 
 def extents_of(operator: str, arguments: Sequence[Any], sm_count: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .abi import OUTPUT_DTYPES, SIGNATURES
-from .dispatch import Decision, Device, Problem, chosen, dispatch, extents_of, signature_name
+from .dispatch import Decision, Device, Problem, chosen, dispatch, extents_of, signature_of
 from .errors import CaptureError, DriverError, InputError, LayoutError, PackError
 from .packs import Entry, Pack, PackReader, RefusedPack, installed_packs, usable
 from .plan import DEVICE_LEAVES, encode_plan, parse_plan
@@ -120,7 +120,7 @@ class Runtime:
         """
         pack, entry = chosen(self.decide(replace(problem, extents=None), ordinal))
         if entry.axes.get("when"):
-            return ByExtents(self, problem, ordinal, signature_name(entry))
+            return ByExtents(self, problem, ordinal, signature_of(entry))
         return self.load(pack, entry, ordinal)
 
     def load(self, pack: Pack, entry: Entry, ordinal: int) -> Any:
@@ -167,7 +167,7 @@ class Runtime:
             for pack in usable(self.packs):
                 for entry in pack.manifest.entries:
                     if entry.target == target and any(fnmatch.fnmatchcase(entry.id, glob) for glob in globs):
-                        has_signature = signature_name(entry) in SIGNATURES
+                        has_signature = signature_of(entry) in SIGNATURES
                         (self.load if has_signature else self.load_as_planned)(pack, entry, ordinal)
                         loaded.add(entry.id)
         if not loaded:
@@ -215,9 +215,9 @@ def bound_plan(plan: dict[str, Any], entry: Entry) -> tuple[dict[str, Any], dict
     A plan may leave out arguments its kernel does not read; callers pass all of them.
     Raises: PackError when the plan has an argument that the signature lacks or describes differently.
     """
-    if signature_name(entry) not in SIGNATURES:
+    if signature_of(entry) not in SIGNATURES:
         raise PackError(f"{entry.id} is called in a way this fa4-kernels does not know; upgrade fa4-kernels.")
-    signature = SIGNATURES[signature_name(entry)]
+    signature = SIGNATURES[signature_of(entry)]
     own = str(entry.axes["dtype"])
     words = {"variant": own, "output": OUTPUT_DTYPES.get(own, own)}
     args: list[dict[str, Any]] = []
