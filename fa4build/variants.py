@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="two-cta-backward-head-dims",
-        refuses=lambda v: v.op in ("bwd", "bwd_postprocess") and _two_cta(v) and v.head_dim < 128,
+        refuses=lambda v: v.op == "bwd" and _two_cta(v) and v.head_dim < 128,
         reason="a 2cta backward needs head_dim 128 or more; smaller tiles are not bound by shared memory",
     ),
     Rule(
@@ -113,7 +113,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="split-needs-packed-keys",
-        refuses=lambda v: v.split and v.layout == "dense",
+        refuses=lambda v: v.op == "fwd" and v.split and v.layout == "dense",
         reason="dense keys are split as packed ones, which is a view of them; choose varlen or paged",
     ),
     Rule(

@@ -1,10 +1,12 @@
 """Contract of the argument lists: docs/formats.md, section 1, as data."""
 
+from dataclasses import replace
+
 import pytest
 
 from fa4build.codegen.signature import ScalarArg, TensorArg, signature_for, spec_for
 from fa4build.errors import VariantError
-from fa4build.variants import parse_variant, written_variants
+from fa4build.variants import parse_variant, valid_variants
 
 
 def test_the_dense_forward_list_is_the_published_one():
@@ -45,20 +47,49 @@ def test_16_bit_types_write_themselves_and_fp8_writes_bf16(dtype):
     assert (dtype, dtype, dtype, expected) == (q.dtype, k.dtype, v.dtype, out.dtype)
 
 
-def test_every_written_variant_has_a_list():
-    """A kernel without one could not be called."""
-    for variant in written_variants():
-        assert signature_for(variant)
+def names_of(variant_id):
+    """Parameters of a variant in order."""
+    return [argument.name for argument in signature_for(parse_variant(variant_id))]
+
+
+LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"]
+LAST = ["softmax_scale", "window_left", "window_right", "num_sms"]
+DESCALES = ["q_descale", "k_descale", "v_descale"]
 
 
 @pytest.mark.parametrize(
-    "variant_id",
-    ["fwd-sm90a-bf16-hd128-full-varlen", "fwd-sm90a-bf16-hd128-full-sink", "fwd_combine-sm90a-bf16-hd128"],
+    ("variant_id", "names"),
+    [
+        ("fwd-sm90a-bf16-hd128-full-varlen", ["q", "k", "v", "out", "lse", *LENGTHS, *LAST]),
+        (
+            "fwd-sm90a-bf16-hd128-full-paged",
+            ["q", "k", "v", "out", "lse", "cu_seqlens_q", "page_table", "seqused_q", "seqused_k", *LAST],
+        ),
+        ("fwd-sm90a-bf16-hd128-full-softcap-sink", ["q", "k", "v", "out", "lse", *LAST, "sink", "softcap"]),
+        (
+            "fwd-sm100a-e4m3-hd128-full-varlen-split-softcap",
+            ["q", "k", "v", "out_partial", "lse_partial", *LENGTHS, *LAST, *DESCALES, "softcap"],
+        ),
+        ("fwd_combine-sm90a-bf16-hd128-sink", ["out_partial", "lse_partial", "out", "lse", "sink"]),
+    ],
 )
-def test_an_undefined_list_is_an_error(variant_id):
-    """No argument is made up."""
-    with pytest.raises(VariantError, match=f"{variant_id}: no argument list is defined yet"):
-        signature_for(parse_variant(variant_id))
+def test_features_and_layouts_add_their_arguments(variant_id, names):
+    """Lengths behind the tensors, features behind the scalars of every forward; partial results in place of whole."""
+    assert names == names_of(variant_id)
+
+
+def test_a_list_that_no_version_defines_is_an_error():
+    """A sink joins where splits are merged: no forward takes both. No argument is made up."""
+    both = replace(parse_variant("fwd-sm90a-bf16-hd128-full-varlen-split"), sink=True)
+
+    with pytest.raises(VariantError, match=f"{both.id}: no argument list is defined for this op"):
+        signature_for(both)
+
+
+def test_every_valid_variant_has_a_list():
+    """Also those whose kernel is not written yet: the lists come first."""
+    for variant in valid_variants():
+        assert signature_for(variant)
 
 
 def test_the_plan_is_told_what_is_fixed_at_compile_time():

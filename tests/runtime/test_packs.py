@@ -162,12 +162,20 @@ def test_signatures_are_those_of_the_builder():
     from fa4build.codegen.signature import ScalarArg, signature_for
     from fa4build.variants import parse_variant
 
-    for variant_id in ("fwd-sm90a-bf16-hd192x128-causal", "fwd-sm90a-fp16-hd64-full", "fwd-sm100a-e4m3-hd128-full"):
+    operators = {
+        "fwd-sm90a-bf16-hd192x128-causal": "fwd/dense",
+        "fwd-sm90a-fp16-hd64-full": "fwd/dense",
+        "fwd-sm100a-e4m3-hd128-full": "fwd/dense/fp8",
+        "fwd-sm90a-bf16-hd128-full-paged-split-softcap": "fwd/paged/softcap/split",
+        "bwd-sm90a-bf16-hd128-full-varlen": "bwd/varlen",
+        "fwd_combine-sm90a-bf16-hd128-sink": "fwd_combine/dense/sink",
+    }
+    for variant_id, operator in operators.items():
         variant = parse_variant(variant_id)
         words = {"variant": variant.dtype, "output": "bf16" if variant.dtype == "e4m3" else variant.dtype}
         extents = {"head_dim": variant.head_dim, "head_dim_v": variant.head_dim_v}
         expected = []
-        for name, kind, dtype, *rest in SIGNATURES["fwd/dense"]:
+        for name, kind, dtype, *rest in SIGNATURES[operator]:
             shape = tuple(extents.get(extent, extent) for extent in rest[0]) if rest else None
             expected.append((name, kind, words.get(dtype, dtype), shape, rest[1] if rest else None))
         actual = [
