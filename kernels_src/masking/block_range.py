@@ -38,12 +38,32 @@ def block_range(m_block, *, tile_m, tile_n, seqlen_q, seqlen_k, mask, window_lef
         needs no second path: the row sums come out as 0 and the epilogue writes O = 0, LSE = -inf.
     Cost: about 20 integer instructions a tile. Source: visibility rule of docs/formats.md section 1.
     """
+    last_query = minimum((m_block + 1) * tile_m, seqlen_q) - 1 if mask != FULL else 0
+    return visible_blocks(
+        m_block * tile_m,
+        last_query,
+        tile_n=tile_n,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        mask=mask,
+        window_left=window_left,
+        window_right=window_right,
+    )
+
+
+def visible_blocks(
+    first_query, last_query, *, tile_n, seqlen_q, seqlen_k, mask, window_left, window_right
+) -> BlockRange:
+    """Blocks that a tile visits whose rows are the queries first_query .. last_query (both inside the sequence).
+
+    For tiles that are no whole number of queries, as of packed query heads. Otherwise as `block_range`.
+    """
     num_blocks = ceil_div(seqlen_k, tile_n)
     if mask == FULL:
         return BlockRange(begin=0, inner_begin=0, inner_end=num_blocks - 1, end=num_blocks)
     right = 0 if mask == CAUSAL else window_right
-    first_row_diagonal = m_block * tile_m + (seqlen_k - seqlen_q)
-    last_row_diagonal = minimum((m_block + 1) * tile_m, seqlen_q) - 1 + (seqlen_k - seqlen_q)
+    first_row_diagonal = first_query + (seqlen_k - seqlen_q)
+    last_row_diagonal = last_query + (seqlen_k - seqlen_q)
     # Both ends are clamped at zero before the division, which is then on non-negative values.
     end = minimum(num_blocks, ceil_div(maximum(last_row_diagonal + right + 1, 0), tile_n))
     inner_end = maximum(first_row_diagonal + right + 1, 0) // tile_n
