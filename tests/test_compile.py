@@ -22,7 +22,7 @@ from fa4build.codegen.render import KernelSource
 from fa4build.errors import CompileError, Fa4BuildError, LaunchPlanError, ToolchainError
 from fa4build.executors import Finished, LocalExecutor
 from fa4build.toolchain import current_toolchain
-from tests.toy import TEXT, VARIANT_ID, toy_request
+from tests.toy import PACKED_ID, TEXT, VARIANT_ID, packed_text, toy_request
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,11 +94,35 @@ def test_alignment_is_promised_and_so_guarded(executor, tmp_path):
     assert failed_guard(plan, {**inputs, "q.ptr": inputs["q.ptr"] + 8}) is not None
 
 
+def test_packed_sequences_and_features_are_arguments_like_any_other(executor, tmp_path):
+    """Lists of numbers, tensors that may have no element, features at the end: compiled, and guarded as published.
+
+    800 rows of 3 sequences: ceil(800 / 128) = 7 blocks, 4 heads, 3 sequences.
+    """
+    request = toy_request(text=packed_text(), variant_id=PACKED_ID)
+    plan = compiled(executor, request, tmp_path / "work").plan
+    shapes = {"q": (800, 4, 64), "k": (900, 2, 64), "v": (900, 2, 64), "out": (800, 4, 64), "lse": (4, 800)}
+    shapes |= {"cu_seqlens_q": (4,), "cu_seqlens_k": (4,), "seqused_q": (0,), "seqused_k": (3,), "sink": (4,)}
+    scalars = {"softmax_scale": 1.0, "softcap": 20.0, "window_left": 0, "window_right": 0, "num_sms": 132}
+    (launch,) = evaluate(plan, leaves_of(shapes) | scalars)
+
+    assert failed_guard(plan, leaves_of(shapes) | scalars) is None
+    assert launch.grid == (7, 4, 3)
+    for wrong in ({"seqused_k": (2,)}, {"cu_seqlens_k": (5,)}, {"sink": (5,)}, {"k": (901, 2, 64)}, {"lse": (4, 801)}):
+        assert failed_guard(plan, leaves_of(shapes | wrong) | scalars) is not None, wrong
+
+
 def dense_inputs(*, batch: int, seqlen: int, num_heads: int, head_dim: int) -> dict[str, int | float]:
     """Leaves of the dense forward's arguments, all tensors contiguous."""
     inputs: dict[str, int | float] = {"softmax_scale": 1.0, "window_left": 0, "window_right": 0, "num_sms": 132}
     shapes = dict.fromkeys(("q", "k", "v", "out"), (batch, seqlen, num_heads, head_dim))
-    for number, (name, shape) in enumerate({**shapes, "lse": (batch, num_heads, seqlen)}.items()):
+    return inputs | leaves_of({**shapes, "lse": (batch, num_heads, seqlen)})
+
+
+def leaves_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Leaves of contiguous tensors."""
+    inputs: dict[str, int] = {}
+    for number, (name, shape) in enumerate(shapes.items()):
         inputs[f"{name}.ptr"] = 0x10000000 * (number + 1)
         stride = 1
         for mode in reversed(range(len(shape))):

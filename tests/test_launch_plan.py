@@ -532,6 +532,22 @@ def test_a_fixed_ratio_and_unit_strides_are_guarded() -> None:
     assert failed_guard(plan, good | {"x.stride[1]": 2, "x.shape[0]": 4, "x.shape[1]": 1}) is None
 
 
+def test_an_extent_may_have_to_be_another_plus_a_number_or_none_at_all() -> None:
+    """As the list of starts is one longer than the batch, and lengths may be left out."""
+    spec = {"shapes": {"x": ["first", "second"]}, "sums": [["first", "second", 1]]}
+    plan = add_guards(replace(small_plan(), spec=spec))
+    optional = {"shapes": {"x": ["first", "second"]}, "sums_or_zero": [["second", "first", -1]]}
+    plan_or_zero = add_guards(replace(small_plan(), spec=optional))
+
+    good = INPUTS | {"x.shape[0]": 5, "x.shape[1]": 4}
+    assert failed_guard(plan, good) is None
+    assert failed_guard(plan, good | {"x.shape[1]": 5}) == "x.shape[0] is first and must be x.shape[1] + 1"
+    assert failed_guard(plan_or_zero, good) is None
+    refusal = "x.shape[1] is second and must be x.shape[0] - 1 or 0"
+    assert failed_guard(plan_or_zero, good | {"x.shape[1]": 0}) != refusal
+    assert failed_guard(plan_or_zero, good | {"x.shape[1]": 5}) == refusal
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -539,6 +555,10 @@ def test_a_fixed_ratio_and_unit_strides_are_guarded() -> None:
         ({"shapes": {"x": ["rows"]}}, "gives x 1 extents"),
         (
             {"shapes": {"x": ["rows", "columns"]}, "multiples": [["rows", "heads"]]},
+            "names rows and heads; known extents",
+        ),
+        (
+            {"shapes": {"x": ["rows", "columns"]}, "sums": [["rows", "heads", 1]]},
             "names rows and heads; known extents",
         ),
         ({"unit_strides": ["x.stride[2]"]}, r"names x.stride\[2\]; the host function has \['x.stride\[0\]'"),

@@ -81,7 +81,7 @@ def test_imports_run_one_way():
             {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.tuning_backward"},
         ),
         ("fa4build.codegen.signature", {"fa4build.errors", "fa4build.axes", "fa4build.runtime.fa4_kernels.abi"}),
-        ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning"}),
+        ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning", "fa4build.codegen.signature"}),
         (
             "fa4build.codegen.render",
             {"fa4build.errors", "fa4build.axes", "fa4build.tuning", "fa4build.variants", "fa4build.codegen.context"},

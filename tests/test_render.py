@@ -91,7 +91,7 @@ def test_every_tuning_field_that_the_kernel_takes_changes_the_text(name):
 
 
 def test_an_entry_takes_the_published_arguments_and_a_stream():
-    """The template spells them out; this keeps it equal to the signature."""
+    """In order, and each handed to the kernel under its own name."""
     for variant in written_variants():
         module = ast.parse(source_of(variant).text)
         entry = next(node for node in module.body if isinstance(node, ast.FunctionDef))
@@ -102,7 +102,9 @@ def test_an_entry_takes_the_published_arguments_and_a_stream():
         assert [*expected, ("stream", None)] == [
             (arg.arg, ast.unparse(arg.annotation) if arg.annotation else None) for arg in entry.args.args
         ]
-        assert [*(name for name, _ in expected), "stream"] == [arg.id for arg in wiring.args]
+        names = [*(name for name, _ in expected), "stream"]
+        assert names == [keyword.arg for keyword in wiring.keywords]
+        assert names == [keyword.value.id for keyword in wiring.keywords]
 
 
 def _annotation(arg):

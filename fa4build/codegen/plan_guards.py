@@ -1,15 +1,18 @@
 """Guards for what host code does not check: facts of the specialization, and what a tensor map can describe.
 
-Three reserved keys of a plan's `spec` say what the kernel was compiled for; the rest of `spec` are named facts:
+Reserved keys of a plan's `spec` say what the kernel was compiled for; the rest of `spec` are named facts:
 
     {"head_dim": 128,
      "shapes": {"q": ["batch", "seqlen_q", "num_heads_q", "head_dim"], "k": ["batch", "seqlen_k", "num_heads_kv", 128]},
      "multiples": [["num_heads_q", "num_heads_kv"]],
+     "sums": [["batch_plus_one", "batch", 1]],
+     "sums_or_zero": [["num_seqused_q", "batch_plus_one", -1]],
      "unit_strides": ["q.stride[3]"]}
 
 In `shapes` a number is an extent; a name of an integer fact is that extent; any other name is a run-time extent, the
 same wherever it occurs. In `multiples` the first name's extent is a multiple of the second's; a number behind them is
-the quotient. A stride of an extent of 1 is free, because no kernel ever uses it.
+the quotient. In `sums` the first name's extent is the second's plus the number; in `sums_or_zero` it may also be 0. A
+stride of an extent of 1 is free, because no kernel ever uses it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def add_guards(plan: LaunchPlan) -> LaunchPlan:
     for guard in (
         *_shape_guards(table, plan, first),
         *_multiple_guards(table, plan, first),
+        *_sum_guards(table, plan, first),
         *_unit_guards(table, plan),
     ):
         guards[guard.expr] = guard  # of two messages for one condition, the one that says why
@@ -90,6 +94,23 @@ def _multiple_guards(table: NodeTable, plan: LaunchPlan, first: Mapping[str, str
             rest = table.op("urem", "i64", whole, part)
             condition = table.op("eq", "i64", rest, table.const(0, "i64"))
             yield Guard(expr=condition, message=f"{subject} a multiple of {first[divisor]}", source="spec")
+
+
+def _sum_guards(table: NodeTable, plan: LaunchPlan, first: Mapping[str, str]) -> Iterator[Guard]:
+    """Guards of `spec["sums"]` and `spec["sums_or_zero"]`."""
+    for key in ("sums", "sums_or_zero"):
+        for name, other, number in plan.spec.get(key, []):
+            if name not in first or other not in first:
+                raise LaunchPlanError(f'spec["{key}"] names {name} and {other}; known extents: {sorted(first)}')
+            leaf, or_zero = first[name], " or 0" if key == "sums_or_zero" else ""
+            total = table.op("add", "i64", table.leaf(first[other], "i64"), table.const(number, "i64"))
+            sign = "+" if number >= 0 else "-"
+            message = f"{leaf} is {name} and must be {first[other]} {sign} {abs(number)}{or_zero}"
+            guard = _equal(table, leaf, total, message)
+            if or_zero:
+                is_zero = _equal(table, leaf, table.const(0, "i64"), message)
+                guard = replace(guard, expr=table.op("or", "i1", is_zero.expr, guard.expr))
+            yield guard
 
 
 def _unit_guards(table: NodeTable, plan: LaunchPlan) -> Iterator[Guard]:

@@ -6,6 +6,7 @@ says what each argument means. Their names are those of the rendered entry, laun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fa4build.axes import Variant
@@ -67,23 +68,39 @@ def _argument(
     return TensorArg(name=name, dtype=dtypes.get(dtype, dtype), shape=extents, align_bytes=align_bytes)
 
 
-# Extents of which one must be a multiple of the other: query heads are shared out evenly among key heads.
-_MULTIPLES = (("num_heads_q", "num_heads_kv"),)
+# (extent, extent[, quotient]): the first is a multiple of the second. Query heads are shared out evenly among key
+# heads; the backward's workspaces have whole tiles of 128 rows.
+_MULTIPLES = (
+    ("num_heads_q", "num_heads_kv"),
+    ("seqlen_q_rounded", "num_m_blocks", 128),
+    ("total_q_padded", "num_m_blocks", 128),
+)
+# (extent, extent, number): the first is the second plus the number.
+_SUMS = (("batch_plus_one", "batch", 1),)
+# The same, or 0: the tensor may be left out.
+_SUMS_OR_ZERO = tuple((f"num_seqused{suffix}", "batch_plus_one", -1) for suffix in ("_q", "_k", ""))
 
 
 def spec_for(variant: Variant) -> dict[str, object]:
     """What is fixed at compile time and the launch plan must hold callers to: its `spec` object.
 
-    `shapes` names the extents of every tensor, so that a refusal says which extent is wrong; `multiples` lists the
-    pairs of extents that must divide.
+    `shapes` names the extents of every tensor, so that a refusal says which extent is wrong; the others list the
+    extents that depend on each other. Source of the names: plan_guards.py.
     """
     rows = abi.SIGNATURES[_signature_name(variant)]
     shapes = {name: list(rest[0]) for name, kind, _dtype, *rest in rows if kind == "tensor"}
     named = {extent for shape in shapes.values() for extent in shape}
+
+    def known(relations: Iterable[tuple[str | int, ...]]) -> list[list[str | int]]:
+        return [list(relation) for relation in relations if named.issuperset(relation[:2])]
+
+    sums, optional = known(_SUMS), known(_SUMS_OR_ZERO)
     return {
         "dtype": variant.dtype,
         "head_dim": variant.head_dim,
         "head_dim_v": variant.head_dim_v,
         "shapes": shapes,
-        "multiples": [list(pair) for pair in _MULTIPLES if named.issuperset(pair)],
+        "multiples": known(_MULTIPLES),
+        **({"sums": sums} if sums else {}),
+        **({"sums_or_zero": optional} if optional else {}),
     }

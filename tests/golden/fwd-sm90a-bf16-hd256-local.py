@@ -52,4 +52,15 @@ def entry(
         separate_output=SEPARATE_OUTPUT,
         ping_pong=PING_PONG,
         rescale_threshold=RESCALE_THRESHOLD,
-    )(q, k, v, out, lse, softmax_scale, window_left, window_right, num_sms, stream)
+    )(
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse,
+        softmax_scale=softmax_scale,
+        window_left=window_left,
+        window_right=window_right,
+        num_sms=num_sms,
+        stream=stream,
+    )
