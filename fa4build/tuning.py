@@ -340,6 +340,7 @@ _FA4_EXP2_OUR_REGISTERS = (
     "spills nothing in our roles"
 )
 _ONE_CTA_REGISTERS = (184, 104, 40)
+_SOFTCAP_REGISTERS = (192, 88, 40)  # a capped row needs a few more registers, the correction has them to spare
 _TILE_M = 128  # rows of tensor memory: one thread a row
 _TILE_N = 128
 _KV_BYTES_LIMIT = 224 * 1024  # of the 227 KiB, 3 are for barriers and statistics
@@ -529,6 +530,8 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     row = next(row for row in _SM100_FORWARD if row.matches(variant))
     q_stages = 1 if variant.head_dim_v == 256 else 2  # two accumulators of 256 columns would fill tensor memory
     softmax, correction, other = row.registers or _default_registers(q_stages)
+    if variant.softcap and q_stages == 2:
+        softmax, correction, other = _SOFTCAP_REGISTERS
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,

@@ -253,8 +253,26 @@ KERNELS: tuple[Kernel, ...] = (
                 "split": (False,),
                 "cta_group": (1,),
                 "deterministic": (False,),
-                "softcap": (False,),
+                "softcap": (False, True),
                 "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (True,),
             }
         ),
     ),

@@ -19,7 +19,7 @@ Every tensor-memory access that crosses threads has its tcgen05 fences; every ge
 tensor core reads has its proxy fence.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
@@ -37,6 +37,8 @@ from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import longest_first, single_tile
 from kernels_src.softmax import correction, score_rows
+from kernels_src.softmax.sink import join as join_sink
+from kernels_src.softmax.softcap import cap_factor, cap_scores
 
 NUM_THREADS = 512
 TILE_M = 128
@@ -66,13 +68,15 @@ class Barriers(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Runtime facts of the launch that every role reads."""
+    """Runtime facts of the launch that every role reads. scale_log2 is of the scores that softmax sees, which are
+    tanh(..) where they are capped; cap_factor (softmax.softcap) is None where they are not."""
 
     seqlen_q: Int32
     seqlen_k: Int32
     window_left: Int32
     window_right: Int32
     scale_log2: Float32
+    cap_factor: Optional[Float32] = None
 
 
 class Tiles(NamedTuple):
@@ -128,6 +132,7 @@ class ForwardSm100:
         exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
         rescale_threshold: log2 units, see softmax.conditional_rescaling.
         order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
+        has_softcap, has_sink: features of docs/formats.md; their arguments are then required.
     Raises: ValueError for a combination that cannot run.
     """
 
@@ -150,6 +155,8 @@ class ForwardSm100:
         order: str = "natural",
         persistent: bool = True,
         separate_output: bool = True,
+        has_softcap: bool = False,
+        has_sink: bool = False,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask, self.tile_n = dtype, head_dim, head_dim_v, mask, tile_n
         self.shares_ring = head_dim == head_dim_v
@@ -159,6 +166,7 @@ class ForwardSm100:
         self.exp2 = (exp2_frequency, exp2_first_fragment)
         self.rescale_threshold = rescale_threshold
         self.order, self.persistent = order, persistent
+        self.has_softcap, self.has_sink = has_softcap, has_sink
         self.tmem = forward_tmem(NUM_TILES, tile_n, head_dim_v)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
@@ -178,6 +186,8 @@ class ForwardSm100:
         window_right: Int32,
         num_sms: Int32,
         stream,
+        sink: Optional[cute.Tensor] = None,
+        softcap: Optional[Float32] = None,
     ):
         batch, seqlen_q, num_heads, _ = q.shape
         seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
@@ -185,17 +195,25 @@ class ForwardSm100:
         layouts = self._smem_layouts(mma_qk, mma_pv)
         maps = self._maps(q, k, v, out, mma_qk, mma_pv, layouts)
         tiles = self._tiles(batch, seqlen_q, seqlen_k, num_heads, num_heads_kv)
+        scale_log2, factor = self._scales(softmax_scale, softcap)
         problem = Problem(
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
             window_left=window_left,
             window_right=window_right,
-            scale_log2=softmax_scale * Float32(LOG2_E),
+            scale_log2=scale_log2,
+            cap_factor=factor,
         )
         num_ctas = cutlass.min(tiles.num_tiles, num_sms) if const_expr(self.persistent) else tiles.num_tiles
-        self.kernel(maps, lse, problem, tiles, *layouts).launch(
+        self.kernel(maps, lse, sink, problem, tiles, *layouts).launch(
             grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
+
+    def _scales(self, softmax_scale, softcap):
+        """(scale_log2, cap_factor) of Problem."""
+        if self.has_softcap:
+            return softcap * Float32(LOG2_E), cap_factor(softmax_scale, softcap)
+        return softmax_scale * Float32(LOG2_E), None
 
     def _mma_qk(self):
         """S = Q K^T: both operands from shared memory. Made anew wherever products are issued: an instruction's
@@ -279,6 +297,7 @@ class ForwardSm100:
         self,
         maps: Maps,
         lse: cute.Tensor,
+        sink: Optional[cute.Tensor],
         problem: Problem,
         tiles: Tiles,
         q_layout: cute.ComposedLayout,
@@ -324,7 +343,7 @@ class ForwardSm100:
             self._softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, problem, tiles)
         elif warp < MMA_WARP:
             arch.setmaxregister_decrease(self.registers[1])
-            self._correction_role(bars, stats, outputs, sO, lse, problem, tiles)
+            self._correction_role(bars, stats, outputs, sO, lse, sink, problem, tiles)
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
@@ -556,6 +575,8 @@ class ForwardSm100:
                 arch.mbarrier_wait(bars.s_full + i, block_count & 1)
                 fence_after_wait()
                 values = self._load_scores(scores, row)
+                if const_expr(self.has_softcap):
+                    cap_scores(values, problem.cap_factor)
                 if (block >= blocks.inner_end) | (block < blocks.inner_begin):
                     # The limits are computed where they are needed: registers are short between the blocks.
                     begin, end = self._visible((tile.m_block * NUM_TILES + i) * TILE_M + row, problem)
@@ -634,7 +655,7 @@ class ForwardSm100:
     # --- correction -------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _correction_role(self, bars, stats, outputs, sO, lse, problem, tiles):
+    def _correction_role(self, bars, stats, outputs, sO, lse, sink, problem, tiles):
         """Warps 8 - 11: thread t owns row t of both Q tiles."""
         row = arch.thread_idx()[0] % TILE_M
         index, turn, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
@@ -661,16 +682,25 @@ class ForwardSm100:
                 arch.mbarrier_wait(bars.o_full + i, turn & 1)
                 fence_after_wait()
                 arch.mbarrier_wait(bars.store_empty + i, (turn & 1) ^ 1)
-                self._write_output(outputs[i], sO, i, row, correction.final_factor(total))
+                scale_log2, factor = problem.scale_log2, Float32(1.0)
+                if const_expr(self.has_sink):
+                    reference, total, factor = self._join_sink(reference, total, sink[tile.head], scale_log2)
+                    scale_log2 = Float32(1.0)
+                self._write_output(outputs[i], sO, i, row, factor * correction.final_factor(total))
                 fence_before_arrive()
                 arch.fence_proxy("async.shared", space="cta")
                 self._arrive_warp(bars.store_full + i)
                 query = (tile.m_block * NUM_TILES + i) * TILE_M + row
                 if query < problem.seqlen_q:
-                    lse[tile.batch, tile.head, query] = correction.log_sum_exp(reference, total, problem.scale_log2)
+                    lse[tile.batch, tile.head, query] = correction.log_sum_exp(reference, total, scale_log2)
             stats_count = stats_count + 1
             turn = turn + 1
             index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _join_sink(self, reference, total, logit, scale_log2):
+        """(reference in log2 units, row sum, factor of the unnormalised output) of a row, with the sink of its head."""
+        return join_sink(reference * scale_log2, total, logit * Float32(LOG2_E))
 
     @cute.jit
     def _receive_stats(self, i: cutlass.Constexpr[int], bars, stats, row, count):

@@ -4,12 +4,14 @@ It joins once, when a row's sum is complete. The larger of row reference and sin
 of two overflows, whatever the sink: a huge one drives the output to 0, a very negative one changes nothing.
 """
 
+import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute import arch
 
 LARGEST = 3.0e38  # a sink times log2 e may overflow; inf - inf would be NaN
 
 
+@cute.jit
 def join(reference_log2: Float32, row_sum: Float32, sink_log2: Float32):
     """The row with its sink: (reference_log2, row_sum, factor for the unnormalised output).
 
