@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fa4build.errors import CompileError, LaunchPlanError, WheelError
-from fa4build.launcher_build import LAUNCHER_FILE, PLATFORMS, check_launcher
+from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS, check_launcher
 from fa4build.manifest import Manifest, manifest_from_json
 from fa4build.pack import MANIFEST_FILE, Pack, read_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
@@ -67,7 +67,8 @@ def _inspect_wheel(path: Path) -> Report:
     if packs:
         report = _report_pack("pack wheel", path.name, read_pack(path))
         return Report(kind=report.kind, name=report.name, facts={**common, **report.facts}, rows=report.rows)
-    launchers = [name for name in wheel.files if name.endswith(f"/{LAUNCHER_FILE}")]
+    known = {platform.launcher_file for platform in (*PLATFORMS, *FREE_THREADED_PLATFORMS)}
+    launchers = [name for name in wheel.files if name.rpartition("/")[2] in known]
     if not launchers:
         raise WheelError(f"{path.name}: holds neither a pack nor a launcher, so it is no wheel of fa4build. {KNOWN}")
     launcher = _inspect_elf(launchers[0], wheel.files[launchers[0]])

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from fa4build.errors import ToolchainError, WheelError
 
-LAUNCHER_FILE = "_launcher.abi3.so"
 LAUNCHER_SOURCE = "_launcher.c"
 _TIMEOUT_S = 300
 _GLIBC = (2, 28)
@@ -26,25 +25,76 @@ _GLIBC = (2, 28)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """One host the launcher is built for: wheel platform tag, zig target, ELF machine by name and number."""
+    """One host the launcher is built for.
+
+    Attributes:
+        tag: platform tag of the wheel, `manylinux_2_28_x86_64`.
+        interpreters: Python and ABI tag of the wheel: `cp310-abi3` for every CPython with an interpreter lock,
+            `cp313-cp313t` and `cp314-cp314t` for free-threaded ones, which know no stable ABI.
+        zig_target, elf_machine, elf_number: of the machine, as the compiler and ELF headers spell it.
+    """
 
     tag: str
     machine: str
     zig_target: str
     elf_machine: str
     elf_number: int
+    interpreters: str = "cp310-abi3"
+
+    @property
+    def wheel_tag(self) -> str:
+        """The complete compatibility tag, `cp310-abi3-manylinux_2_28_x86_64`."""
+        return f"{self.interpreters}-{self.tag}"
+
+    @property
+    def name(self) -> str:
+        """How users name it: `manylinux_2_28_x86_64`, `manylinux_2_28_x86_64-cp314t`."""
+        return self.tag + self._suffix
+
+    @property
+    def short_name(self) -> str:
+        """As `name`, by the machine alone: `x86_64`, `x86_64-cp314t`."""
+        return self.machine + self._suffix
+
+    @property
+    def _suffix(self) -> str:
+        abi = self.interpreters.partition("-")[2]
+        return "" if abi == "abi3" else f"-{abi}"
+
+    @property
+    def is_free_threaded(self) -> bool:
+        """Whether its interpreters have no interpreter lock."""
+        return self.interpreters.endswith("t")
+
+    @property
+    def launcher_file(self) -> str:
+        """The launcher's file name, by which an interpreter finds the one that is its own."""
+        if not self.is_free_threaded:
+            return "_launcher.abi3.so"
+        release = self.interpreters.partition("-cp")[2]
+        return f"_launcher.cpython-{release}-{self.machine}-linux-gnu.so"
 
 
-PLATFORMS: tuple[Platform, ...] = tuple(
-    Platform(
-        tag=f"manylinux_2_28_{machine}",
-        machine=machine,
-        zig_target=f"{machine}-linux-gnu.2.28",
-        elf_machine=elf_machine,
-        elf_number=elf_number,
+def _platforms(*interpreters: str) -> tuple[Platform, ...]:
+    return tuple(
+        Platform(
+            tag=f"manylinux_2_28_{machine}",
+            machine=machine,
+            zig_target=f"{machine}-linux-gnu.2.28",
+            elf_machine=elf_machine,
+            elf_number=elf_number,
+            interpreters=tags,
+        )
+        for tags in interpreters
+        for machine, elf_machine, elf_number in (("x86_64", "EM_X86_64", 62), ("aarch64", "EM_AARCH64", 183))
     )
-    for machine, elf_machine, elf_number in (("x86_64", "EM_X86_64", 62), ("aarch64", "EM_AARCH64", 183))
-)
+
+
+PLATFORMS = _platforms("cp310-abi3")
+"""What a bundle serves unless asked for more."""
+
+FREE_THREADED_PLATFORMS = _platforms("cp313-cp313t", "cp314-cp314t")
+"""Hosts whose Python has no interpreter lock. 3.13 and 3.14 share every layout and function that the launcher uses."""
 
 _FLAGS = (
     "-std=c11",
@@ -61,21 +111,21 @@ _FLAGS = (
     "-Werror",
     "-Wl,--build-id=none",
     "-Wl,-z,relro,-z,now",
-    "-DPy_LIMITED_API=0x030A0000",
+    "-DPy_LIMITED_API=0x030A0000",  # the subset; with Py_GIL_DISABLED it is no stable ABI, see limited_api/Python.h
     "-DNDEBUG",
     "-mcpu=baseline",  # of the target architecture, not the building machine's processor
 )
 
 
 def platform_named(name: str) -> Platform:
-    """The platform with this tag or machine name.
+    """The platform with this name, long or short.
 
     Raises: WheelError, listing what is allowed.
     """
-    for platform in PLATFORMS:
-        if name in (platform.tag, platform.machine):
+    for platform in (*PLATFORMS, *FREE_THREADED_PLATFORMS):
+        if name in (platform.name, platform.short_name):
             return platform
-    allowed = ", ".join(f"{p.tag} (or {p.machine})" for p in PLATFORMS)
+    allowed = ", ".join(f"{p.name} (or {p.short_name})" for p in (*PLATFORMS, *FREE_THREADED_PLATFORMS))
     raise WheelError(f"platform {name!r} is unknown. Allowed: {allowed}.")
 
 
@@ -145,7 +195,8 @@ def build_launcher(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         # Relative paths and a fixed working directory: no name of this machine can reach the output.
-        arguments = ["-target", platform.zig_target, *_FLAGS, "-I", "limited_api", unit, "-ldl", "-o", "../launcher.so"]
+        flags = [*_FLAGS, *(["-DPy_GIL_DISABLED=1"] if platform.is_free_threaded else [])]
+        arguments = ["-target", platform.zig_target, *flags, "-I", "limited_api", unit, "-ldl", "-o", "../launcher.so"]
         environment = {
             "LC_ALL": "C.UTF-8",
             "PATH": os.defpath,

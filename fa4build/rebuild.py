@@ -23,7 +23,7 @@ from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import RebuildError, WheelError
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named, family_names
-from fa4build.launcher_build import PLATFORMS
+from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
 from fa4build.manifest import Entry, Manifest, pack_import_name
 from fa4build.pack import Artifact, read_pack, unpack
 from fa4build.pipeline import find_cached
@@ -241,7 +241,8 @@ def _parts(wheel: WheelContents) -> dict[str, tuple[str, ...]]:
 def _rebuild_runtime(path: Path, sha256: str, cache: Cache) -> Rebuild:
     """Compile the launcher again."""
     wheel = read_wheel(path)
-    platform = next((platform for platform in PLATFORMS if wheel.tag.endswith(f"-{platform.tag}")), None)
+    known = (*PLATFORMS, *FREE_THREADED_PLATFORMS)
+    platform = next((platform for platform in known if wheel.tag == platform.wheel_tag), None)
     if platform is None or wheel.name != pack_import_name(RUNTIME_NAME):
         raise RebuildError(f"{path.name}: neither a pack nor the runtime for a known platform.")
     try:

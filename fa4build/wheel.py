@@ -19,7 +19,6 @@ from fa4build.arch import ARCHES, Arch
 from fa4build.errors import WheelError
 from fa4build.files import write_atomically
 from fa4build.launcher_build import (
-    LAUNCHER_FILE,
     Platform,
     build_launcher,
     compiler_version,
@@ -222,7 +221,7 @@ def prepare_runtime_wheel(
     """Build `fa4_kernels-<version>-cp310-abi3-manylinux_2_28_<machine>.whl`: dispatcher and compiled launcher.
 
     Args:
-        platform: a tag or machine name, see `platform_named`.
+        platform: a host, or its name, see `platform_named`; free-threaded ones give wheels of their own tag.
         out_dir: where the wheel will be; nothing is written yet.
         compiler_cache: see `build_launcher`.
         parts: target name -> names of the packs its kernels are split over; a target left out has one.
@@ -238,7 +237,7 @@ def prepare_runtime_wheel(
     inputs = _digest(
         {
             "version": version,
-            "platform": target.tag,
+            "platform": target.name,
             "packing": _packing_digest(),
             "launcher": sources_digest(sources),
             "modules": sources_digest(modules),
@@ -246,19 +245,18 @@ def prepare_runtime_wheel(
             "extras": {extra: list(names) for extra, names in extras.items()},
         }
     )
-    tag = f"cp310-abi3-{target.tag}"
-    path = out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{tag}.whl"
+    path = out_dir / f"{pack_import_name(RUNTIME_NAME)}-{version}-{target.wheel_tag}.whl"
     if _is_current(path, inputs):
         return PreparedWheel(path=path, data=None)
     launcher = build_launcher(sources, target, compiler_cache=compiler_cache)
     package = pack_import_name(RUNTIME_NAME)
     source = WheelSource(
         metadata=_runtime_metadata(version, extras),
-        tag=tag,
+        tag=target.wheel_tag,
         is_pure=False,
         files={
             **{f"{package}/{name}": data for name, data in modules.items()},
-            f"{package}/{LAUNCHER_FILE}": launcher,
+            f"{package}/{target.launcher_file}": launcher,
         },
         licenses={"LICENSE": license_text()},
         sboms={SBOM_FILE: _runtime_sbom(version, sources, compiler, inputs)},

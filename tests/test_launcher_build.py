@@ -10,6 +10,7 @@ import io
 import os
 import platform as host
 import re
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +21,7 @@ from elftools.elf.elffile import ELFFile
 
 from fa4build.errors import ToolchainError, WheelError
 from fa4build.launcher_build import (
+    FREE_THREADED_PLATFORMS,
     PLATFORMS,
     Platform,
     build_launcher,
@@ -66,7 +68,7 @@ def build_real(platform: Platform) -> bytes:
     return build_launcher(launcher_sources(RUNTIME_DIR), platform, compiler_cache=COMPILER_CACHE)
 
 
-@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda p: p.machine)
+@pytest.mark.parametrize("platform", [*PLATFORMS, *FREE_THREADED_PLATFORMS], ids=lambda p: p.short_name)
 def test_real_launcher_is_built_and_keeps_its_promise(platform: Platform) -> None:
     """The shipped source compiles without a warning for both machines and passes its own check."""
     elf = build_real(platform)
@@ -185,9 +187,43 @@ def test_foreign_library_is_refused() -> None:
         check_launcher(elf.replace(b"libdl.so.2\0", b"libpy.so.3\0"), X86)
 
 
+def symbols_needed(elf: bytes) -> set[str]:
+    """Names that the process must provide."""
+    symbols = ELFFile(io.BytesIO(elf)).get_section_by_name(".dynsym").iter_symbols()
+    return {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_free_threaded_launcher_locks_what_calls_share(machine: str) -> None:
+    """It takes the interpreter's mutex and declares that it needs no interpreter lock. Both functions exist in
+    free-threaded interpreters alone, so that no other one loads it. 3.13 and 3.14 get equal bytes: what is used of
+    them is the same."""
+    own = {"PyMutex_Lock", "PyMutex_Unlock", "PyUnstable_Module_SetGIL"}
+    of_3_13, of_3_14 = (build_real(platform_named(f"{machine}-cp{release}t")) for release in (313, 314))
+
+    assert own <= symbols_needed(of_3_13)
+    assert not own & symbols_needed(build_real(platform_named(machine)))
+    assert of_3_13 == of_3_14
+
+
+def test_objects_of_free_threaded_interpreters_have_four_words(tmp_path: Path) -> None:
+    """PEP 703: owning thread (8 bytes), flags (2), mutex (1), collector's bits (1), local count (4), shared count (8),
+    type (8). Other members of structures are where they are in every interpreter, after the head."""
+    fields = "ob_tid ob_flags ob_mutex ob_gc_bits ob_ref_local ob_ref_shared ob_type".split()
+    cells = [*(f"offsetof(PyObject, {name})" for name in fields), "sizeof(PyObject)", "offsetof(PyModuleDef, m_name)"]
+    source = f"#define Py_GIL_DISABLED\n#include <Python.h>\nconst long long table[] = {{{', '.join(cells)}}};\n"
+    elf = ELFFile(io.BytesIO(compile_object(source, [str(LIMITED_API)], tmp_path)))
+    found = struct.unpack("<9q", elf.get_section_by_name(".rodata").data())
+
+    assert found == (0, 8, 10, 11, 12, 16, 24, 32, 32 + 24)
+
+
 def test_platform_names() -> None:
-    """Tag or machine; anything else lists what is allowed."""
+    """Tag or machine; a free-threaded interpreter is named by its ABI. Anything else lists what is allowed."""
     assert platform_named("manylinux_2_28_aarch64") is platform_named("aarch64") is ARM
+    assert platform_named("manylinux_2_28_x86_64-cp314t") is platform_named("x86_64-cp314t")
+    assert platform_named("aarch64-cp313t").wheel_tag == "cp313-cp313t-manylinux_2_28_aarch64"
+    assert platform_named("aarch64-cp313t").launcher_file == "_launcher.cpython-313t-aarch64-linux-gnu.so"
     with pytest.raises(WheelError, match=r"'win_amd64' is unknown. Allowed: manylinux_2_28_x86_64 \(or x86_64\)"):
         platform_named("win_amd64")
 

@@ -168,7 +168,7 @@ def _dry_run(
     from fa4build.wheel import RUNTIME_NAME
 
     found = forecasts(wanted, cache, family=family, limit_bytes=limit)
-    runtimes = [f"{RUNTIME_NAME} ({platform_named(host).tag})" for host in hosts]
+    runtimes = [f"{RUNTIME_NAME} ({platform_named(host).name})" for host in hosts]
     if as_json:
         packs = [dataclasses.asdict(forecast) for forecast in found.packs]
         names = [*(forecast.name for forecast in found.packs), *runtimes]

@@ -23,6 +23,18 @@
 #define STACK_BLOCK_BYTES 8192u
 #define BLOCK_ALIGN 256u
 
+/* What a Launch keeps from call to call belongs to one call at a time. The interpreter lock sees to that; where there is
+ * none, a mutex of the interpreter's does, which lets it stop threads that wait for it. */
+#ifdef Py_GIL_DISABLED
+#define MUTEX(name) PyMutex name;
+#define LOCK(mutex) PyMutex_Lock(&(mutex))
+#define UNLOCK(mutex) PyMutex_Unlock(&(mutex))
+#else
+#define MUTEX(name)
+#define LOCK(mutex) (void)0
+#define UNLOCK(mutex) (void)0
+#endif
+
 typedef struct {
     PyObject_HEAD
     CudaDriver cuda;
@@ -47,7 +59,8 @@ typedef struct {
     PyObject *stream_of;
     CUcontext context;
     CUfunction functions[MAX_LAUNCHES];
-    /* Of the last call: its leaves, and one word a node; used only while the interpreter lock is held. */
+    /* Of the last call: its leaves, and one word a node; used only under the interpreter lock, or this one. */
+    MUTEX(mutex)
     uint64_t *leaves, *values;
     int is_evaluated; /* values belong to leaves */
     uint64_t device_facts[NUM_DEVICE_LEAVES];
@@ -651,10 +664,13 @@ static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     const ExchangeApi *api = NULL;
     CUstream stream;
     if (collect_leaves(self, args, num_args, leaves, &api) || current_stream(self, api, &stream)) return NULL;
+    LOCK(self->mutex);
     evaluate_leaves(self, leaves); /* from here to the launch no Python code runs: `values` is ours */
-    int64_t failed = plan_failed_guard(plan, self->values);
-    if (failed >= 0) return raise_guard(plan, (uint32_t)failed, leaves), NULL;
-    if (launch_in_context(self, stream)) return NULL;
+    int64_t guard = plan_failed_guard(plan, self->values);
+    int failed = guard < 0 && launch_in_context(self, stream);
+    UNLOCK(self->mutex);
+    if (guard >= 0) return raise_guard(plan, (uint32_t)guard, leaves), NULL;
+    if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -691,10 +707,8 @@ static PyObject *use_errors(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "OOOO:use_errors", &classes[0], &classes[1], &classes[2], &classes[3])) return NULL;
     for (int i = 0; i < 4; i++) {
-        PyObject *old = *places[i];
         Py_INCREF(classes[i]);
-        *places[i] = classes[i];
-        Py_XDECREF(old);
+        Py_XDECREF(__atomic_exchange_n(places[i], classes[i], __ATOMIC_ACQ_REL));
     }
     Py_RETURN_NONE;
 }
@@ -729,6 +743,22 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
                                                NULL,
                                                NULL};
 
+/* A launcher for one kind of interpreter in the other: objects lie differently there, so nothing may be touched. The
+ * free-threaded launcher needs functions that others lack, which the loader of libraries refuses; this is the reverse,
+ * which file names do not exclude: free-threaded Python 3.13 looks for *.abi3.so too. */
+static int refuse_interpreter(void) {
+#ifndef Py_GIL_DISABLED
+    void *process = dlopen(NULL, RTLD_NOW);
+    int is_free_threaded = process && dlsym(process, "PyUnstable_Module_SetGIL");
+    if (process) dlclose(process);
+    if (is_free_threaded) {
+        PyErr_SetString(PyExc_ImportError, "it is for Python with an interpreter lock, and this one is free-threaded");
+        return -1;
+    }
+#endif
+    return 0;
+}
+
 __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
     struct {
         PyObject **place;
@@ -738,10 +768,14 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
                   {&library_type, &library_spec, "Library"},
                   {&plan_type, &plan_spec, "Plan"},
                   {&launch_type, &launch_spec, "Launch"}};
+    if (refuse_interpreter()) return NULL;
     input_error = layout_error = plan_error = PyExc_ValueError, driver_error = PyExc_RuntimeError;
     Py_INCREF(input_error), Py_INCREF(layout_error), Py_INCREF(driver_error), Py_INCREF(plan_error);
     if (tensor_names_init()) return NULL;
     PyObject *module = PyModule_Create(&module_definition);
+#ifdef Py_GIL_DISABLED
+    if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED)) Py_CLEAR(module);
+#endif
     for (int i = 0; module && i < 4; i++) {
         *types[i].place = PyType_FromSpec(types[i].spec);
         Py_XINCREF(*types[i].place); /* AddObject takes one, the static variable keeps one */

@@ -9,6 +9,13 @@
 
 #include "_plan.h"
 
+/* The caches below belong to whoever holds the interpreter lock; without one, each thread has its own. */
+#ifdef Py_GIL_DISABLED
+#define CACHE static _Thread_local
+#else
+#define CACHE static
+#endif
+
 enum { DEVICE_CPU = 1, DEVICE_CUDA = 2 }; /* DLDeviceType */
 #define DLPACK_MAJOR 1u
 
@@ -39,11 +46,11 @@ typedef struct {
 
 /* Type objects whose capsule was looked up; `api` NULL means that the type has none. Types are kept alive. */
 enum { NUM_CACHED_TYPES = 8, NUM_CACHED_DTYPES = 32 };
-static struct {
+CACHE struct {
     PyObject *type;
     const ExchangeApi *api;
 } cached_types[NUM_CACHED_TYPES];
-static struct {
+CACHE struct {
     PyObject *object;
     int32_t dtype;
 } cached_dtypes[NUM_CACHED_DTYPES];
@@ -74,7 +81,7 @@ static const ExchangeApi *find_exchange_api(PyObject *type) {
 }
 
 static const ExchangeApi *exchange_api(PyObject *tensor) {
-    static uint32_t next_slot;
+    CACHE uint32_t next_slot;
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     for (uint32_t i = 0; i < NUM_CACHED_TYPES; i++)
         if (cached_types[i].type == type) return cached_types[i].api;
@@ -101,7 +108,7 @@ static int32_t dtype_from_dlpack(uint8_t code, uint8_t bits, uint16_t lanes) {
 
 /* dtype objects are told apart by what they print as: `torch.bfloat16`. Each object is looked at once. */
 static int32_t dtype_from_object(PyObject *object) {
-    static uint32_t next_slot;
+    CACHE uint32_t next_slot;
     for (uint32_t i = 0; i < NUM_CACHED_DTYPES; i++)
         if (cached_dtypes[i].object == object) return cached_dtypes[i].dtype;
     PyObject *text = PyObject_Str(object);

@@ -6,6 +6,11 @@
  * right. tests/test_launcher_build.py compiles this file against the real headers: types, constants and prototypes.
  *
  * Reference counts go through functions, never through the object's fields: their meaning changed in 3.12 and 3.14.
+ *
+ * With Py_GIL_DISABLED: the same subset for free-threaded CPython 3.13 and 3.14. They have no stable ABI, so such a
+ * launcher is for these two releases alone, whose object head, constants and functions used here are the same
+ * (Include/object.h, Include/cpython/lock.h of both). It needs functions that only free-threaded interpreters export,
+ * so that no other one can load it.
  */
 #ifndef FA4_LIMITED_API_PYTHON_H
 #define FA4_LIMITED_API_PYTHON_H
@@ -27,10 +32,25 @@ typedef Py_ssize_t Py_hash_t;
 #define PY_SSIZE_T_MIN (-PY_SSIZE_T_MAX - 1)
 
 typedef struct _typeobject PyTypeObject;
+#ifdef Py_GIL_DISABLED
+typedef struct {
+    uint8_t bits;
+} PyMutex;
+typedef struct _object {
+    uintptr_t ob_tid;
+    uint16_t ob_flags; /* padding in 3.13 */
+    PyMutex ob_mutex;
+    uint8_t ob_gc_bits;
+    uint32_t ob_ref_local;
+    Py_ssize_t ob_ref_shared;
+    PyTypeObject *ob_type;
+} PyObject;
+#else
 typedef struct _object {
     Py_ssize_t ob_refcnt;
     PyTypeObject *ob_type;
 } PyObject;
+#endif
 struct _longobject;
 typedef struct _ts PyThreadState;
 typedef struct _is PyInterpreterState;
@@ -99,7 +119,11 @@ typedef struct PyModuleDef {
     inquiry m_clear;
     freefunc m_free;
 } PyModuleDef;
+#ifdef Py_GIL_DISABLED
+#define PyObject_HEAD_INIT(type) {0, 0, {0}, 0, UINT32_MAX, 0, type}, /* immortal, owned by no thread */
+#else
 #define PyObject_HEAD_INIT(type) {1, type},
+#endif
 #define PyModuleDef_HEAD_INIT {PyObject_HEAD_INIT(NULL) NULL, 0, NULL}
 #define Py_mod_create 1
 #define Py_mod_exec 2
@@ -146,6 +170,12 @@ typedef struct {
 #define PyBUF_SIMPLE 0
 
 #include "limited_functions.h"
+#ifdef Py_GIL_DISABLED
+void PyMutex_Lock(PyMutex *);
+void PyMutex_Unlock(PyMutex *);
+int PyUnstable_Module_SetGIL(PyObject *, void *);
+#define Py_MOD_GIL_NOT_USED ((void *)1)
+#endif
 
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
 /* As with PY_SSIZE_T_CLEAN: `#` in a format means Py_ssize_t. */
