@@ -569,28 +569,35 @@ class ForwardSm100:
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            reference, total = -Float32.inf, Float32(0.0)
-            block = blocks.end - 1
-            while block >= blocks.begin:
-                arch.mbarrier_wait(bars.s_full + i, block_count & 1)
-                fence_after_wait()
-                values = self._load_scores(scores, row)
-                if const_expr(self.has_softcap):
-                    cap_scores(values, problem.cap_factor)
-                if (block >= blocks.inner_end) | (block < blocks.inner_begin):
-                    # The limits are computed where they are needed: registers are short between the blocks.
-                    begin, end = self._visible((tile.m_block * NUM_TILES + i) * TILE_M + row, problem)
-                    first_key = block * self.tile_n
-                    score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
-                reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
-                self._send_stats(i, bars, stats, row, stats_count, factor, reference)
-                safe = Float32(0.0) if reference == -Float32.inf else reference
-                self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
-                total = total * factor + score_rows.row_sum(values)
-                block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
-            self._send_stats(i, bars, stats, row, stats_count, total, reference)
-            stats_count = stats_count + 1
+            block_count, stats_count = self._softmax_tile(
+                i, bars, stats, scores, row, tile.m_block, blocks, problem, block_count, stats_count
+            )
             index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _softmax_tile(self, i, bars, stats, scores, row, m_block, blocks, problem, block_count, stats_count):
+        """All blocks of one tile; returns the counts after it."""
+        reference, total = -Float32.inf, Float32(0.0)
+        block = blocks.end - 1
+        while block >= blocks.begin:
+            arch.mbarrier_wait(bars.s_full + i, block_count & 1)
+            fence_after_wait()
+            values = self._load_scores(scores, row)
+            if const_expr(self.has_softcap):
+                cap_scores(values, problem.cap_factor)
+            if (block >= blocks.inner_end) | (block < blocks.inner_begin):
+                # The limits are computed where they are needed: registers are short between the blocks.
+                begin, end = self._visible((m_block * NUM_TILES + i) * TILE_M + row, problem)
+                first_key = block * self.tile_n
+                score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
+            reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
+            self._send_stats(i, bars, stats, row, stats_count, factor, reference)
+            safe = Float32(0.0) if reference == -Float32.inf else reference
+            self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
+            total = total * factor + score_rows.row_sum(values)
+            block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
+        self._send_stats(i, bars, stats, row, stats_count, total, reference)
+        return block_count, stats_count + 1
 
     @cute.jit
     def _visible(self, row, problem: Problem):
@@ -669,12 +676,7 @@ class ForwardSm100:
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
                 for i in cutlass.range_constexpr(NUM_TILES):
-                    factor, _ = self._receive_stats(i, bars, stats, row, stats_count)
-                    if arch.vote_any_sync(factor < Float32(1.0)):
-                        fence_after_wait()
-                        correction.rescale(outputs[i], factor, row)
-                        fence_before_arrive()
-                    self._arrive_warp(bars.p_ready + i)
+                    self._correct(i, bars, stats, outputs[i], row, stats_count)
                 stats_count = stats_count + 1
                 remaining = remaining - 1
             for i in cutlass.range_constexpr(NUM_TILES):
@@ -696,6 +698,16 @@ class ForwardSm100:
             stats_count = stats_count + 1
             turn = turn + 1
             index = index + arch.grid_dim()[0]
+
+    @cute.jit
+    def _correct(self, i: cutlass.Constexpr[int], bars, stats, output, row, stats_count):
+        """Between two blocks: rescale O if any row of the warp asks for it, and let the next product go."""
+        factor, _ = self._receive_stats(i, bars, stats, row, stats_count)
+        if arch.vote_any_sync(factor < Float32(1.0)):
+            fence_after_wait()
+            correction.rescale(output, factor, row)
+            fence_before_arrive()
+        self._arrive_warp(bars.p_ready + i)
 
     @cute.jit
     def _join_sink(self, reference, total, logit, scale_log2):
