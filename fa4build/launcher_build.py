@@ -30,7 +30,7 @@ class Platform:
     Attributes:
         tag: platform tag of the wheel, `manylinux_2_28_x86_64`.
         interpreters: Python and ABI tag of the wheel: `cp310-abi3` for every CPython with an interpreter lock,
-            `cp313-cp313t` and `cp314-cp314t` for free-threaded ones, which know no stable ABI.
+            `cp314-cp314t` and its like for free-threaded ones, each release its own.
         zig_target, elf_machine, elf_number: of the machine, as the compiler and ELF headers spell it.
     """
 
@@ -93,8 +93,8 @@ def _platforms(*interpreters: str) -> tuple[Platform, ...]:
 PLATFORMS = _platforms("cp310-abi3")
 """What a bundle serves unless asked for more."""
 
-FREE_THREADED_PLATFORMS = _platforms("cp313-cp313t", "cp314-cp314t")
-"""Hosts whose Python has no interpreter lock. 3.13 and 3.14 share every layout and function that the launcher uses."""
+FREE_THREADED_PLATFORMS = _platforms("cp313-cp313t", "cp314-cp314t", "cp315-cp315t")
+"""Hosts whose Python has no interpreter lock. These releases share every layout and function that the launcher uses."""
 
 _FLAGS = (
     "-std=c11",

@@ -196,8 +196,8 @@ def symbols_needed(elf: bytes) -> set[str]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_free_threaded_launcher_locks_what_calls_share(machine: str) -> None:
     """It takes the interpreter's mutex and declares that it needs no interpreter lock. Both functions exist in
-    free-threaded interpreters alone, so that no other one loads it. 3.13 and 3.14 get equal bytes: what is used of
-    them is the same."""
+    free-threaded interpreters alone, so that no other one loads it. Releases get equal bytes: what is used of them is
+    the same."""
     own = {"PyMutex_Lock", "PyMutex_Unlock", "PyUnstable_Module_SetGIL"}
     of_3_13, of_3_14 = (build_real(platform_named(f"{machine}-cp{release}t")) for release in (313, 314))
 

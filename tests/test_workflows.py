@@ -64,36 +64,60 @@ def test_workflows_follow_their_schema() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_one_launcher_wheel_serves_what_cibuildwheel_would_build_for(tmp_path: Path) -> None:
-    """Every CPython of 3.10 or later with a GIL on both hosts accepts cp310-abi3-manylinux_2_28; free-threaded ones,
-    whose ABI has no abi3 before 3.15, do not: pip refuses there instead of installing what crashes."""
+RUNTIME_PROJECT = ROOT / "packaging" / "fa4-kernels"
+
+
+def test_every_interpreter_that_cibuildwheel_knows_is_served() -> None:
+    """By one wheel a machine: cp310-abi3 for each with an interpreter lock, and its own for each free-threaded one.
+    The workflow builds a wheel for every one of them, and for 3.13t, which cibuildwheel no longer knows."""
     pytest.importorskip("cibuildwheel")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.10"\n')
     command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux"]
-    environment = {**os.environ, "CIBW_BUILD": "cp*-manylinux_*"}
     found = []
     for machine in ("x86_64", "aarch64"):
-        arguments = [*command, "--archs", machine, str(tmp_path)]
-        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+        arguments = [*command, "--archs", machine, str(RUNTIME_PROJECT)]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         found += done.stdout.split()
-    served = {name: _is_served(name) for name in found}
+    served = {name: _serving(name) for name in found}
+    hosts = (ROOT / ".github" / "workflows" / "wheels.yml").read_text().partition("HOSTS: >-")[2].partition("\n\n")[0]
 
-    assert {f"cp3{minor}-manylinux_{machine}" for minor in range(10, 15) for machine in ("x86_64", "aarch64")} <= set(
-        served
-    )
-    assert [name for name, is_served in served.items() if is_served == ("t-" in name)] == []
+    locked = {f"cp3{minor}-manylinux_{machine}" for minor in range(10, 15) for machine in ("x86_64", "aarch64")}
+    assert locked <= served.keys()
+    assert "cp314t-manylinux_aarch64" in served
+    assert {name: wheels for name, wheels in served.items() if len(wheels) != 1} == {}
+    assert {wheel for wheels in served.values() for wheel in wheels} <= set(hosts.split())
+    assert {"x86_64-cp313t", "aarch64-cp313t"} <= set(hosts.split())
 
 
-def _is_served(identifier: str) -> bool:
-    """Whether an interpreter (`cp313t-manylinux_x86_64`) installs the launcher wheel for its machine."""
-    from packaging.tags import Tag, cpython_tags
+def _serving(identifier: str) -> list[str]:
+    """The platforms whose wheel an interpreter (`cp314t-manylinux_x86_64`) of its machine installs."""
+    from packaging.tags import cpython_tags, parse_tag
+
+    from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
 
     python, _, platform = identifier.partition("-")
     machine = platform.removeprefix("manylinux_")
     minor = int(re.fullmatch(r"cp3(\d+)t?", python)[1])
-    tags = cpython_tags((3, minor), abis=[python], platforms=[f"manylinux_2_28_{machine}"])
-    return Tag("cp310", "abi3", f"manylinux_2_28_{machine}") in set(tags)
+    tags = set(cpython_tags((3, minor), abis=[python], platforms=[f"manylinux_2_28_{machine}"]))
+    known = (*PLATFORMS, *FREE_THREADED_PLATFORMS)
+    return [platform.short_name for platform in known if not tags.isdisjoint(parse_tag(platform.wheel_tag))]
+
+
+def test_the_project_that_cibuildwheel_builds_gives_the_wheel_of_the_bundle(tmp_path: Path) -> None:
+    """Equal bytes, whether pip asks the project on this machine or fa4build makes it for this machine from anywhere."""
+    from fa4build.backend import host_platform
+    from fa4build.wheel import write_runtime_wheel
+    from tests.artifacts import COMPILER_CACHE
+
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*pip, "--wheel-dir", str(tmp_path / "pip"), str(RUNTIME_PROJECT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (built,) = (tmp_path / "pip").iterdir()
+    expected = write_runtime_wheel(host_platform(), tmp_path / "own", compiler_cache=COMPILER_CACHE).path
+
+    assert (built.name, built.read_bytes()) == (expected.name, expected.read_bytes())
 
 
 def test_jobs_call_targets_that_exist() -> None:

@@ -7,10 +7,10 @@
  *
  * Reference counts go through functions, never through the object's fields: their meaning changed in 3.12 and 3.14.
  *
- * With Py_GIL_DISABLED: the same subset for free-threaded CPython 3.13 and 3.14. They have no stable ABI, so such a
- * launcher is for these two releases alone, whose object head, constants and functions used here are the same
- * (Include/object.h, Include/cpython/lock.h of both). It needs functions that only free-threaded interpreters export,
- * so that no other one can load it.
+ * With Py_GIL_DISABLED: the same subset for free-threaded CPython 3.13, 3.14 and 3.15. They do not share the stable ABI,
+ * so such a launcher is for these releases alone, whose object head, constants and functions used here are the same
+ * (Include/object.h, Include/moduleobject.h, Include/cpython/lock.h of each). It needs functions that only
+ * free-threaded interpreters export, so that no other one can load it.
  */
 #ifndef FA4_LIMITED_API_PYTHON_H
 #define FA4_LIMITED_API_PYTHON_H
