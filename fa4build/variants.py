@@ -235,8 +235,80 @@ KERNELS: tuple[Kernel, ...] = (
                 "split": (False,),
                 "cta_group": (1,),
                 "deterministic": (False,),
+                "softcap": (False, True),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm90.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (True,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm90_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
                 "softcap": (False,),
                 "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm90_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (128, 128), (256, 256)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (True,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm90_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm90a",),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (128, 128), (256, 256)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (True,),
             }
         ),
     ),
@@ -342,7 +414,7 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     Kernel(
         template="bwd_preprocess.py.j2",
-        axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense",)}),
+        axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense", "varlen")}),
     ),
     Kernel(
         template="bwd_postprocess.py.j2",
@@ -350,7 +422,7 @@ KERNELS: tuple[Kernel, ...] = (
             {
                 "op": ("bwd_postprocess",),
                 "dtype": DTYPES_16_BIT,
-                "layout": ("dense",),
+                "layout": ("dense", "varlen"),
                 "cta_group": (1,),
                 "sink": (False,),
             }

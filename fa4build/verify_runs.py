@@ -73,12 +73,12 @@ def poisoned(shape: tuple[int, ...], dtype: type, padded: bool) -> Buffer:
     """NaN everywhere. Padded: one more of every inner extent and 16 bytes or more a row, strides multiples of 16."""
     if padded:
         row = 16 // np.dtype(dtype).itemsize
-        around = (0, *(1 for _ in shape[1:-1]), row + -shape[-1] % row)
+        around = (*(int(i > 0) for i in range(len(shape) - 1)), row + -shape[-1] % row)
     else:
         around = (0,) * len(shape)
-    whole = np.full(
-        [extent + more for extent, more in zip(shape, around, strict=True)], _GUARD[dtype().itemsize], dtype
-    )
+    # A tensor without elements lies in memory that has some: numpy would give it strides of 0.
+    extents = [max(extent, 1) + more for extent, more in zip(shape, around, strict=True)]
+    whole = np.full(extents, _GUARD[dtype().itemsize], dtype)
     return Buffer(whole=whole, view=whole[tuple(slice(extent) for extent in shape)])
 
 

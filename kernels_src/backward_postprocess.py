@@ -6,8 +6,11 @@ Runs on every target.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, const_expr
 from cutlass.cute import arch
+
+from kernels_src.scheduling import padded_tiles
+from kernels_src.scheduling.packed_tiles import sequence_length
 
 NUM_THREADS = 256
 TILE_M = 128
@@ -28,23 +31,48 @@ class BackwardPostprocess:
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
     @cute.jit
-    def __call__(self, accumulator: cute.Tensor, gradient: cute.Tensor, scale: Float32, stream):
-        batch, seqlen, num_heads, _ = gradient.shape
-        self.kernel(accumulator, gradient, scale).launch(
-            grid=(cute.ceil_div(seqlen, TILE_M), num_heads, batch), block=(NUM_THREADS, 1, 1), stream=stream
+    def __call__(
+        self,
+        *,
+        accumulator: cute.Tensor,
+        gradient: cute.Tensor,
+        cu_seqlens=None,
+        seqused=None,
+        scale: Float32,
+        stream,
+    ):
+        if const_expr(cu_seqlens is None):
+            batch, seqlen, num_heads, _ = gradient.shape
+            grid = (cute.ceil_div(seqlen, TILE_M), num_heads, batch)
+        else:
+            grid = (cute.ceil_div(accumulator.shape[1], TILE_M), gradient.shape[1], 1)
+        self.kernel(accumulator, gradient, cu_seqlens, seqused, scale).launch(
+            grid=grid, block=(NUM_THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, accumulator: cute.Tensor, gradient: cute.Tensor, scale: Float32):
+    def kernel(self, accumulator: cute.Tensor, gradient: cute.Tensor, cu_seqlens, seqused, scale: Float32):
         m_block, head, batch = arch.block_idx()
+        if const_expr(cu_seqlens is None):
+            target = gradient[batch, None, head, None]
+            self._convert(accumulator[batch, head, None, None], target, m_block, target.shape[0], scale)
+        else:
+            sequence, tile = padded_tiles.sequence_of(m_block, cu_seqlens)
+            # The rows of the gradient are counted from where row 0 of the accumulator's first tile would lie.
+            first_row = (m_block - tile) * TILE_M
+            target = cute.domain_offset((cu_seqlens[sequence] - first_row, 0), gradient[None, head, None])
+            length = sequence_length(cu_seqlens, seqused, sequence)
+            self._convert(accumulator[head, None, None], target, m_block, first_row + length, scale)
+
+    @cute.jit
+    def _convert(self, source, target, m_block, past_row, scale):
+        """Rows of one tile up to `past_row`, 16 bytes a store."""
         thread = arch.thread_idx()[0]
-        source = accumulator[batch, head, None, None]
-        target = gradient[batch, None, head, None]
         pieces = self.head_dim // ELEMENTS
         for step in cutlass.range(TILE_M * pieces // NUM_THREADS, unroll=4):
             index = step * NUM_THREADS + thread
             row, piece = m_block * TILE_M + index // pieces, index % pieces
-            if row < target.shape[0]:
+            if row < past_row:
                 values = cute.make_rmem_tensor((ELEMENTS,), Float32)
                 cute.autovec_copy(cute.local_tile(source[row, None], (ELEMENTS,), (piece,)), values)
                 for i in cutlass.range_constexpr(ELEMENTS):

@@ -4,14 +4,18 @@ For every query row: dpsum = sum_j dO[j] * O[j] (from O as stored, in float32) a
 that the main kernel recomputes P = 2^(scale_log2 * S - lse_log2) without a division. Rows that see no key, and the
 padding rows up to a whole tile, get lse_log2 = +inf: P is 0 whatever S is, and the main kernel needs no row mask.
 
-One CTA a tile of 128 rows of one head. Bound by memory: O and dO are read once, dq_accum is written once.
+One CTA a tile of 128 rows of one head and sequence (scheduling.padded_tiles where sequences are packed). Bound by
+memory: O and dO are read once, dq_accum is written once.
 Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2, line 4. Runs on every target.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
+
+from kernels_src.scheduling import padded_tiles
+from kernels_src.scheduling.packed_tiles import sequence_length
 
 NUM_THREADS = 256
 TILE_M = 128
@@ -41,6 +45,7 @@ class BackwardPreprocess:
     @cute.jit
     def __call__(
         self,
+        *,
         out: cute.Tensor,
         dout: cute.Tensor,
         lse: cute.Tensor,
@@ -48,11 +53,17 @@ class BackwardPreprocess:
         lse_log2: cute.Tensor,
         dq_accum: cute.Tensor,
         dq_semaphore: cute.Tensor,
+        cu_seqlens_q=None,
+        seqused_q=None,
         stream,
     ):
-        batch, seqlen_q, num_heads, _ = out.shape
-        self.kernel(out, dout, lse, dpsum, lse_log2, dq_accum, dq_semaphore).launch(
-            grid=(cute.ceil_div(seqlen_q, TILE_M), num_heads, batch), block=(NUM_THREADS, 1, 1), stream=stream
+        if const_expr(cu_seqlens_q is None):
+            batch, seqlen_q, num_heads, _ = out.shape
+            grid = (cute.ceil_div(seqlen_q, TILE_M), num_heads, batch)
+        else:
+            grid = (dq_semaphore.shape[1], out.shape[1], 1)
+        self.kernel(out, dout, lse, dpsum, lse_log2, dq_accum, dq_semaphore, cu_seqlens_q, seqused_q).launch(
+            grid=grid, block=(NUM_THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -65,37 +76,68 @@ class BackwardPreprocess:
         lse_log2: cute.Tensor,
         dq_accum: cute.Tensor,
         dq_semaphore: cute.Tensor,
+        cu_seqlens_q,
+        seqused_q,
     ):
         m_block, head, batch = arch.block_idx()
+        if const_expr(cu_seqlens_q is None):
+            self._tile(
+                out[batch, None, head, None],
+                dout[batch, None, head, None],
+                lse[batch, head, None],
+                dpsum[batch, head, None],
+                lse_log2[batch, head, None],
+                dq_accum[batch, head, None, None],
+                dq_semaphore[batch, head, None],
+                m_block,
+                out.shape[1],
+            )
+        else:
+            sequence, tile = padded_tiles.sequence_of(m_block, cu_seqlens_q)
+            # The rows of the inputs are counted from where row 0 of the workspace's first tile would lie.
+            first = cu_seqlens_q[sequence] - (m_block - tile) * TILE_M
+            length = sequence_length(cu_seqlens_q, seqused_q, sequence)
+            self._tile(
+                cute.domain_offset((first, 0), out[None, head, None]),
+                cute.domain_offset((first, 0), dout[None, head, None]),
+                cute.domain_offset((first,), lse[head, None]),
+                dpsum[head, None],
+                lse_log2[head, None],
+                dq_accum[head, None, None],
+                dq_semaphore[head, None],
+                m_block,
+                (m_block - tile) * TILE_M + length,
+            )
+
+    @cute.jit
+    def _tile(self, out, dout, lse, dpsum, lse_log2, dq_accum, dq_semaphore, m_block, past_row):
+        """Rows m_block * TILE_M .. of every tensor; those from `past_row` on do not exist in the inputs."""
         thread = arch.thread_idx()[0]
-        seqlen_q = out.shape[1]
-        self._row_sums(
-            out[batch, None, head, None], dout[batch, None, head, None], dpsum[batch, head, None], m_block, thread
-        )
+        self._row_sums(out, dout, dpsum, m_block, thread, past_row)
         if thread < TILE_M:
             row = m_block * TILE_M + thread
             value = Float32.inf
-            if row < seqlen_q:
-                natural = lse[batch, head, row]
+            if row < past_row:
+                natural = lse[row]
                 value = Float32.inf if natural == -Float32.inf else natural * Float32(LOG2_E)
-            lse_log2[batch, head, row] = value
+            lse_log2[row] = value
         if thread == 0:
-            dq_semaphore[batch, head, m_block] = Int32(0)
-        self._zero(dq_accum[batch, head, None, None], m_block, thread)
+            dq_semaphore[m_block] = Int32(0)
+        self._zero(dq_accum, m_block, thread)
 
     @cute.jit
-    def _row_sums(self, out, dout, dpsum, m_block, thread):
+    def _row_sums(self, out, dout, dpsum, m_block, thread, past_row):
         """dpsum of the tile's rows; rows beyond the sequence get 0. `lanes` threads share a row."""
         lanes = lanes_per_row(self.head_dim_v)
         lane = thread % lanes
         for step in cutlass.range(TILE_M * lanes // NUM_THREADS, unroll=4):
             row = m_block * TILE_M + step * (NUM_THREADS // lanes) + thread // lanes
             total = Float32(0.0)
-            if row < out.shape[0]:
+            if row < past_row:
                 for piece in cutlass.range_constexpr(self.head_dim_v // (ELEMENTS * lanes)):
                     total = total + self._dot(out, dout, row, piece * lanes + lane)
             distance = lanes // 2
-            while cutlass.const_expr(distance > 0):
+            while const_expr(distance > 0):
                 total = total + arch.shuffle_sync_bfly(total, offset=distance)
                 distance = distance // 2
             if lane == 0:
