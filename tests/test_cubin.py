@@ -149,6 +149,11 @@ ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loa
     ("log", "spills"),
     [
         pytest.param(LOG, {"fwd_0": 84, "combine_1": 0}, id="stores plus loads, for each entry"),
+        pytest.param(
+            LOG.replace(" '", "\n          '").replace("stores, ", "stores,\n  "),
+            {"fwd_0": 84, "combine_1": 0},
+            id="wrapped",
+        ),
         pytest.param("", {}, id="no report"),
         pytest.param("1 bytes spill stores, 1 bytes spill loads", {}, id="report on nothing known"),
     ],

@@ -85,16 +85,19 @@ def read_cubin(elf: bytes, *, origin: str = "cubin") -> CubinFacts:
     return CubinFacts(target=target, ptxas=ptxas, kernels=tuple(sorted(kernels, key=lambda kernel: kernel.symbol)))
 
 
+# Long reports come wrapped, so a space may be a line's end with the next one's indentation.
+_SPILLS = re.compile(
+    r"Compiling\s+entry\s+function\s+'(?P<kernel>[^']+)'(?:(?!Compiling\s+entry).)*?"
+    r"(?P<stores>\d+)\s+bytes\s+spill\s+stores,\s+(?P<loads>\d+)\s+bytes\s+spill\s+loads",
+    re.DOTALL,
+)
+
+
 def spills_from_log(log: str) -> Mapping[str, int]:
     """Spilled bytes (stores plus loads) by entry function, from the assembler's verbose report in a compile log."""
-    spills = {}
-    kernel = None
-    for line in _ANSI.sub("", log).splitlines():
-        if match := re.search(r"Compiling entry function '([^']+)'", line):
-            kernel = match[1]
-        elif kernel is not None and (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)):
-            spills[kernel] = int(match[1]) + int(match[2])
-    return spills
+    return {
+        match["kernel"]: int(match["stores"]) + int(match["loads"]) for match in _SPILLS.finditer(_ANSI.sub("", log))
+    }
 
 
 def _tool_note(note: bytes) -> tuple[str, str]:
