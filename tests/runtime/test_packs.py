@@ -221,3 +221,19 @@ def test_packs_of_the_builder_are_read(tmp_path):
 
         assert (entry.id, cubin) == (artifact.facts.id, artifact.cubin)
         assert encode_plan(*bound_plan(parse_plan(plan), entry))
+
+
+def test_preload_decompresses_a_group_once(tmp_path, monkeypatch, launcher, fake):
+    """Two packs of one group each, kernels of both on two devices: 2 decompressions, 3 kernels, each on 2 devices."""
+    from fa4_kernels.loader import Runtime
+
+    decompressed = []
+    plain = packs._decompress
+    monkeypatch.setattr(packs, "_decompress", lambda pack, group: decompressed.append(group.file) or plain(pack, group))
+    ids = [("fwd-sm90a-bf16-hd64-full", "fwd-sm90a-bf16-hd128-full"), ("fwd-sm90a-fp16-hd64-full",)]
+    both = tuple(opened(write_pack(tmp_path / f"pack{number}", names)) for number, names in enumerate(ids))
+    runtime = Runtime(driver_path=fake.path, packs=both, stream_of=lambda ordinal: 0)
+
+    assert runtime.preload([0, 1]) == tuple(sorted(name for names in ids for name in names))
+    assert len(decompressed) == 2
+    assert fake.num_functions == 6
