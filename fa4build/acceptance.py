@@ -4,6 +4,7 @@ Shared by every level of proof that runs a kernel. The cases are small and awkwa
 wrong head mapping or a lost rescale shows at 17 keys as well as at 17,000. Not for speed: see benchmarks/.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 UNBOUNDED_WINDOW = 2**30  # docs/formats.md section 1: a window side without limit
 MANTISSA_BITS = {"bf16": 7, "fp16": 10}
+FP8_MANTISSA_BITS = {"e4m3": 3, "e5m2": 2}
+_FP8_RANGE = {"e4m3": (-6, 448.0), "e5m2": (-14, 57344.0)}  # log2 of the smallest normal number, the largest number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +117,27 @@ def draw_inputs(case: Case, head_dim: int, head_dim_v: int, seed: int) -> tuple[
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Float64 values of x rounded to nearest even in `bf16` or `fp16` (normal range; fp16 overflow becomes inf)."""
+    """Float64 values of x rounded to nearest even in a variant's dtype (bf16: normal range).
+
+    Beyond the largest number fp16 becomes inf, e4m3 and e5m2 that number: what conversions to fp8 saturate to.
+    """
     if dtype == "fp16":
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(np.float64)
+    if dtype in FP8_MANTISSA_BITS:
+        return _round_to_fp8(np.asarray(x, np.float64), dtype)
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(x), np.nan, rounded.view(np.float32).astype(np.float64))
+
+
+def _round_to_fp8(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Of numbers with `bits` of mantissa, the smallest normal one 2^low; NaN stays NaN."""
+    bits, (low, largest) = FP8_MANTISSA_BITS[dtype], _FP8_RANGE[dtype]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponent = np.maximum(np.floor(np.log2(np.abs(x))), low)
+    step = np.exp2(np.where(np.isfinite(exponent), exponent, low) - bits)
+    return np.clip(np.round(x / step) * step, -largest, largest)
 
 
 def visible(seqlen_q: int, seqlen_k: int, window: tuple[int, int]) -> np.ndarray:
@@ -131,7 +148,14 @@ def visible(seqlen_q: int, seqlen_k: int, window: tuple[int, int]) -> np.ndarray
 
 
 def reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: tuple[int, int]
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    window: tuple[int, int],
+    *,
+    softcap: float = 0.0,
+    sink: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64.
 
@@ -139,33 +163,89 @@ def reference(
         q, k, v: (batch, seqlen, heads, dim), any float dtype; query head h reads head h // (heads_q // heads_kv).
         scale: multiplies q.k.
         window: as `visible`.
+        softcap: scores become softcap * tanh(score / softcap); 0 leaves them.
+        sink: (heads_q), one more logit of every row, without a value.
     Returns: out (batch, seqlen_q, heads_q, dim_v) and lse (batch, heads_q, seqlen_q), natural log. Rows that see no
-        key: out 0, lse -inf.
+        key: out 0, lse -inf or the sink.
     """
-    scores = _scores(np.asarray(q, np.float64), np.asarray(k, np.float64)) * scale
+    scores = _capped(_scores(np.asarray(q, np.float64), np.asarray(k, np.float64)) * scale, softcap)
     scores = np.where(visible(q.shape[1], k.shape[1], window), scores, -np.inf)
-    row_max = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(row_max), row_max, 0.0))
-    row_sum = weights.sum(axis=-1, keepdims=True)
+    weights, row_sum, unit = softmax_terms(scores, sink)
     with np.errstate(divide="ignore"):
-        lse = (np.log(row_sum) + row_max)[..., 0]
+        lse = (np.log(row_sum) + unit)[..., 0]
     return _values(weights / np.where(row_sum == 0, 1.0, row_sum), np.asarray(v, np.float64)), lse
 
 
+def _capped(
+    scores: np.ndarray, softcap: float, rounded: Callable[[np.ndarray], np.ndarray] = lambda x: x
+) -> np.ndarray:
+    """Capped scores; `rounded` is applied behind every step."""
+    return rounded(rounded(np.tanh(rounded(scores / softcap))) * softcap) if softcap else scores
+
+
+def softmax_terms(scores: np.ndarray, sink: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(exp(score - unit), their sum with the sink's, unit) of masked scores (batch, heads, queries, keys).
+
+    The unit is the row's maximum; -inf where there is nothing, and then it is not subtracted.
+    """
+    unit = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    if sink is not None:
+        unit = np.maximum(unit, np.asarray(sink, np.float64)[:, None, None])
+    subtracted = np.where(np.isfinite(unit), unit, 0.0)
+    weights = np.exp(scores - subtracted)
+    row_sum = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        row_sum = row_sum + np.exp(np.asarray(sink, np.float64)[:, None, None] - subtracted)
+    return weights, row_sum, unit
+
+
 def same_dtype_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: tuple[int, int], dtype: str
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    window: tuple[int, int],
+    dtype: str,
+    *,
+    softcap: float = 0.0,
+    sink: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attention as an unfused framework computes it in `dtype`: every matrix rounded to it, sums in float32 or better.
 
     The yardstick of the tolerance rule, which is upstream's: scale folded into q; scores, softmax and output rounded.
     """
-    scores = round_to(_scores(round_to(np.asarray(q, np.float64) * scale, dtype), np.asarray(k, np.float64)), dtype)
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return round_to(x, dtype)
+
+    scores = rounded(_scores(rounded(np.asarray(q, np.float64) * scale), np.asarray(k, np.float64)))
+    scores = _capped(scores, softcap, rounded)
     scores = np.where(visible(q.shape[1], k.shape[1], window), scores, -np.inf)
-    row_max = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(row_max), row_max, 0.0))
-    row_sum = weights.sum(axis=-1, keepdims=True)
-    probabilities = round_to(weights / np.where(row_sum == 0, 1.0, row_sum), dtype)
-    return round_to(_values(probabilities, np.asarray(v, np.float64)), dtype)
+    weights, row_sum, _ = softmax_terms(scores, sink)
+    probabilities = rounded(weights / np.where(row_sum == 0, 1.0, row_sum))
+    return rounded(_values(probabilities, np.asarray(v, np.float64)))
+
+
+def same_dtype_fp8_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    window: tuple[int, int],
+    dtype: str,
+    *,
+    softcap: float = 0.0,
+    sink: np.ndarray | None = None,
+) -> np.ndarray:
+    """The same for fp8, whose products are of fp8 matrices and everything else in single precision; out in bf16.
+
+    Weights lie in (0, 1] and are rounded as 2^8 times that, which keeps small ones off the subnormals.
+    """
+    scores = _capped(_scores(np.asarray(q, np.float64), np.asarray(k, np.float64)) * scale, softcap)
+    scores = np.where(visible(q.shape[1], k.shape[1], window), scores, -np.inf)
+    weights, row_sum, _ = softmax_terms(scores, sink)
+    weights = round_to(weights * 256, dtype) / 256
+    return round_to(_values(weights / np.where(row_sum == 0, 1.0, row_sum), np.asarray(v, np.float64)), "bf16")
 
 
 def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa4build.acceptance import UNBOUNDED_WINDOW, Case, output_bound, reference, round_to, visible
+from fa4build.acceptance import UNBOUNDED_WINDOW, Case, output_bound, reference, round_to, softmax_terms, visible
 
 if TYPE_CHECKING:
     from fa4build.variants import Variant
@@ -73,41 +73,54 @@ def forward_results(
 
 
 def reference_gradients(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, scale: float, window: tuple[int, int]
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dout: np.ndarray,
+    scale: float,
+    window: tuple[int, int],
+    *,
+    softcap: float = 0.0,
+    sink: np.ndarray | None = None,
 ) -> Gradients:
     """Gradients of sum(out * dout) in float64; queries that see no key have dq = 0 and add nothing."""
-    return _gradients(q, k, v, dout, scale, window, lambda x: x)
+    return _gradients(q, k, v, dout, scale, window, softcap, sink, lambda x: x)
 
 
 def same_dtype_gradients(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, scale: float, window: tuple[int, int], dtype: str
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dout: np.ndarray,
+    scale: float,
+    window: tuple[int, int],
+    dtype: str,
+    *,
+    softcap: float = 0.0,
+    sink: np.ndarray | None = None,
 ) -> Gradients:
     """Gradients as an unfused framework computes them in `dtype`: every matrix rounded to it, sums in float64."""
-    return _gradients(q, k, v, dout, scale, window, lambda x: round_to(x, dtype))
+    return _gradients(q, k, v, dout, scale, window, softcap, sink, lambda x: round_to(x, dtype))
 
 
-def _gradients(q, k, v, dout, scale, window, rounded) -> Gradients:
+def _gradients(q, k, v, dout, scale, window, softcap, sink, rounded) -> Gradients:
     q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
     group = q.shape[2] // k.shape[2]
     keys, values = (np.repeat(x, group, axis=2) for x in (k, v))
     scores = rounded(np.einsum("bqhd,bkhd->bhqk", rounded(q * scale), keys, optimize=True))
-    weights = rounded(_softmax(scores, visible(q.shape[1], k.shape[1], window)))
+    tangents = rounded(np.tanh(rounded(scores / softcap))) if softcap else None
+    scores = scores if tangents is None else rounded(tangents * softcap)
+    weights, row_sum, _ = softmax_terms(np.where(visible(q.shape[1], k.shape[1], window), scores, -np.inf), sink)
+    weights = rounded(weights / np.where(row_sum == 0, 1.0, row_sum))
     dweights = rounded(np.einsum("bqhd,bkhd->bhqk", dout, values, optimize=True))
     row_sums = (weights * dweights).sum(axis=-1, keepdims=True)
     dscores = rounded(weights * (dweights - row_sums))
+    if tangents is not None:
+        dscores = rounded(dscores * rounded(1 - tangents**2))
     dq = np.einsum("bhqk,bkhd->bqhd", dscores, keys, optimize=True) * scale
     dk = np.einsum("bhqk,bqhd->bkhd", dscores, q * scale, optimize=True)
     dv = np.einsum("bhqk,bqhd->bkhd", weights, dout, optimize=True)
     return Gradients(dq=rounded(dq), dk=rounded(_over_groups(dk, group)), dv=rounded(_over_groups(dv, group)))
-
-
-def _softmax(scores: np.ndarray, is_visible: np.ndarray) -> np.ndarray:
-    """Weights of every row; 0 for a row that sees nothing."""
-    scores = np.where(is_visible, scores, -np.inf)
-    row_max = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(row_max), row_max, 0.0))
-    row_sum = weights.sum(axis=-1, keepdims=True)
-    return weights / np.where(row_sum == 0, 1.0, row_sum)
 
 
 def _over_groups(gradient: np.ndarray, group: int) -> np.ndarray:

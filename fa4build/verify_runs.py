@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa4build.acceptance import Case, round_to, window_of
+from fa4build.acceptance import FP8_MANTISSA_BITS, Case, round_to, window_of
 from fa4build.arch import arch_named
 from fa4build.axes import Variant
 from fa4build.codegen.launch_plan import LaunchPlan, evaluate, failed_guard
@@ -13,7 +13,8 @@ from fa4build.errors import SimulationError
 from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
 
 POISON = 0x7FC1  # a quiet NaN in bfloat16, in float16, and twice in float32
-_GUARD = {2: POISON, 4: POISON << 16 | POISON}
+_FP8_NAN = 0x7F  # of both types
+_GUARD = {1: _FP8_NAN, 2: POISON, 4: POISON << 16 | POISON}
 _L2_BYTES = 50 << 20
 
 
@@ -104,15 +105,34 @@ def memory_faults(
 
 
 def to_bits(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Bit patterns (u16) of values rounded to nearest even in `bf16` or `fp16`."""
+    """Bit patterns of values rounded to nearest even: u16 of `bf16` and `fp16`, u8 of fp8, u32 of `f32` and `i32`."""
+    if dtype in ("f32", "i32"):
+        return np.ascontiguousarray(x, {"f32": np.float32, "i32": np.int32}[dtype]).view(np.uint32)
+    if dtype in FP8_MANTISSA_BITS:
+        return _fp8_bits(round_to(x, dtype), dtype)
     if dtype == "fp16":
         return round_to(x, dtype).astype(np.float16).view(np.uint16)
     return (round_to(x, dtype).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def _fp8_bits(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Codes of values that are exact in the type: sign, exponent field and mantissa."""
+    mantissa = FP8_MANTISSA_BITS[dtype]
+    bias = 2 ** (6 - mantissa) - 1
+    magnitude = np.abs(np.where(np.isnan(x), 0, x))
+    exponents = np.frexp(magnitude)[1] - 1  # 2^exponent <= magnitude
+    fields = np.where(magnitude > 0, np.maximum(exponents + bias, 0), 0)
+    steps = np.ldexp(magnitude, mantissa + bias - np.maximum(fields, 1)).astype(np.int64)  # with the hidden one
+    codes = np.where(fields > 0, (fields - 1) * 2**mantissa, 0) + steps
+    codes = np.where(np.isnan(x), _FP8_NAN, codes | np.where(np.signbit(x), 0x80, 0))
+    return codes.astype(np.uint8)
+
+
 def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Values in float64 of u16 bit patterns."""
+    """Values in float64 of u16 bit patterns of `bf16` and `fp16`, u32 of `f32`."""
     bits = np.ascontiguousarray(bits)
+    if dtype == "f32":
+        return bits.view(np.float32).astype(np.float64)
     if dtype == "fp16":
         return bits.view(np.float16).astype(np.float64)
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -125,6 +145,13 @@ def scalars_for(variant: Variant, case: Case, run: Run) -> dict[str, int | float
         "softmax_scale": softmax_scale(variant),
         "window_left": window_left,
         "window_right": window_right,
+        **device_scalars(variant, run),
+    }
+
+
+def device_scalars(variant: Variant, run: Run) -> dict[str, int]:
+    """What a kernel is told of the device."""
+    return {
         "num_sms": run.num_sms,
         "dev.sm_count": run.num_sms,
         "dev.smem_optin": arch_named(variant.arch).smem_bytes,

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from fa4build.acceptance import (
-    MANTISSA_BITS,
     Case,
     cases_for,
     draw_inputs,
@@ -30,11 +29,13 @@ from fa4build.acceptance import (
     window_of,
 )
 from fa4build.acceptance_backward import backward_cases_for
+from fa4build.acceptance_packed import PackedCase
 from fa4build.axes import Variant
 from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
-from fa4build.errors import Fa4BuildError, SimulationError
+from fa4build.errors import Fa4BuildError
 from fa4build.variants import parse_variant
 from fa4build.verify_backward import BACKWARD_OPS, prove_backward_case
+from fa4build.verify_packed import cases_of, is_packed, prove_packed_case
 from fa4build.verify_runs import (
     RUNS,
     Request,
@@ -49,7 +50,10 @@ from fa4build.verify_runs import (
 )
 
 LSE_TOLERANCE = 1e-4  # relative to max(1, |lse|); single precision with approximate exp2 and log2 gives 1e-6
-_PROOF_FILES = ("acceptance_backward.py", "verify_backward.py", "verify_runs.py")
+_PROOF_FILES = (
+    *("acceptance_backward.py", "acceptance_packed.py", "acceptance_packed_backward.py"),
+    *("verify_backward.py", "verify_packed.py", "verify_runs.py"),
+)
 MAX_FAILURES = 3  # a broken kernel is broken in every case: the first ones say enough
 
 
@@ -100,25 +104,28 @@ def simulator_sha256() -> str:
 
 
 def has_cases(variant: Variant) -> bool:
-    """Whether there are acceptance cases: for dense 16-bit forward and backward kernels."""
-    is_known = variant.op in ("fwd", *BACKWARD_OPS)
-    return is_known and variant.layout == "dense" and variant.dtype in MANTISSA_BITS
+    """Whether there are acceptance cases: for every op that we write kernels for."""
+    return variant.op in ("fwd", "fwd_combine", *BACKWARD_OPS)
 
 
-def _cases(variant: Variant) -> tuple[Case, ...]:
-    if not has_cases(variant):
-        raise SimulationError(
-            f"{variant.id}: there are acceptance cases for dense 16-bit forward and backward kernels only. "
-            "Leave it out with a GLOB, or verify it with --static."
-        )
+def _cases(variant: Variant) -> tuple[Case | PackedCase, ...]:
+    if is_packed(variant):
+        return cases_of(variant)
     return cases_for(variant) if variant.op == "fwd" else backward_cases_for(variant)
+
+
+def _prover(variant: Variant) -> Callable[..., tuple[dict[str, Any], tuple[str, ...]]]:
+    """What runs one case of a variant."""
+    if is_packed(variant):
+        return prove_packed_case
+    return prove_case if variant.op == "fwd" else prove_backward_case
 
 
 def prove(request: Request, tell: Callable[[str], None]) -> Proof:
     """Run every acceptance case; `tell` gets a line at the start of each. A failing kernel is no error."""
     variant, plan = parse_variant(request.variant_id), plan_from_json(request.plan)
     cases = _cases(variant)
-    prove_one = prove_case if variant.op == "fwd" else prove_backward_case
+    prove_one = _prover(variant)
     rows: list[Mapping[str, Any]] = []
     failures: list[str] = []
     for seed in request.seeds:

@@ -10,7 +10,6 @@ import pytest
 
 from fa4build import verify_simulate
 from fa4build.acceptance import Case, draw_inputs, reference, round_to, window_of
-from fa4build.errors import SimulationError
 from fa4build.variants import parse_variant
 from fa4build.verify_runs import POISON, memory_faults, poisoned
 from fa4build.verify_simulate import (
@@ -82,10 +81,22 @@ def test_the_simulator_digest_covers_its_sources():
     assert simulator_sha256() == simulator_sha256()
 
 
-def test_a_variant_without_acceptance_cases_is_refused_with_what_to_do():
-    """fp8 has no cases yet."""
-    with pytest.raises(SimulationError, match=r"fwd-sm100a-e4m3-hd128-full.*--static"):
-        request(variant=parse_variant("fwd-sm100a-e4m3-hd128-full"))
+@pytest.mark.parametrize(
+    "variant_id",
+    [
+        "fwd-sm100a-e4m3-hd128-full",
+        "fwd-sm90a-bf16-hd64-causal-paged-split-softcap",
+        "fwd_combine-sm90a-bf16-hd64-sink",
+        "bwd-sm90a-bf16-hd64-causal-softcap",
+        "bwd_preprocess-sm90a-bf16-hd64-varlen",
+    ],
+)
+def test_every_layout_and_feature_has_cases_of_its_own(variant_id):
+    """A request is formed for each; one feature more is another request."""
+    variant = parse_variant(variant_id)
+
+    assert verify_simulate.has_cases(variant)
+    assert request(variant=variant).sha256 != request().sha256
 
 
 def test_the_runs_differ_in_all_that_must_not_matter():

@@ -1,0 +1,106 @@
+"""Proof of kernels over packed sequences, pages, splits and features in the PTX simulator.
+
+The runs are those of a dense proof (verify_simulate.py); cases, references and judgement are acceptance_packed.py's and
+acceptance_packed_backward.py's. `prove_packed_case` is what tests of a kernel call, through verify_simulate.prove or
+with a compiled variant's PTX and plan at hand.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fa4build.acceptance import MANTISSA_BITS
+from fa4build.acceptance_packed import PackedCase, Problem, draw_problem, packed_cases_for
+from fa4build.acceptance_packed_backward import draw_backward_problem, packed_backward_cases_for
+from fa4build.axes import Variant
+from fa4build.codegen.launch_plan import LaunchPlan
+from fa4build.codegen.signature import TensorArg, signature_for
+from fa4build.errors import Fa4BuildError
+from fa4build.verify_runs import (
+    POISON,
+    Request,
+    Run,
+    device_scalars,
+    execute,
+    filled,
+    from_bits,
+    poisoned,
+    to_bits,
+)
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1, "f32": 4, "i32": 4}
+_POISONS = {2: POISON, 4: POISON << 16 | POISON}
+
+
+def is_packed(variant: Variant) -> bool:
+    """Whether a variant is proven here: everything but dense 16-bit attention without features."""
+    plain = variant.layout == "dense" and not (variant.softcap or variant.sink) and variant.dtype in MANTISSA_BITS
+    return variant.op == "fwd_combine" or not plain
+
+
+def cases_of(variant: Variant) -> tuple[PackedCase, ...]:
+    """Acceptance cases of a variant that `is_packed`."""
+    is_backward = variant.op.startswith("bwd")
+    return packed_backward_cases_for(variant) if is_backward else packed_cases_for(variant)
+
+
+def problem_of(variant: Variant, case: PackedCase, seed: int) -> Problem:
+    """Inputs, outputs and judge."""
+    draw = draw_backward_problem if variant.op.startswith("bwd") else draw_problem
+    return draw(variant, case, seed)
+
+
+def prove_packed_case(
+    variant: Variant, request: Request, plan: LaunchPlan, case: PackedCase, seed: int, runs: tuple[Run, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Runs of one case up to the first bad one: a row of figures (`ratio` <= 1 is allowed), and what is wrong."""
+    problem = problem_of(variant, case, seed)
+    tensors = {arg.name: arg for arg in signature_for(variant) if isinstance(arg, TensorArg)}
+    bits = {name: to_bits(x, tensors[name].dtype) for name, x in problem.inputs.items()}
+    unwritten = tuple(name for name in problem.outputs if name not in bits)
+    row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
+    first: dict[str, np.ndarray] | None = None
+    for run in runs:
+        where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
+        buffers = {name: filled(x, run.padded) for name, x in bits.items()}
+        for name in unwritten:
+            word = _WORDS[_BYTES[tensors[name].dtype]]
+            buffers[name] = poisoned(problem.outputs[name], word, run.padded)
+        scalars = {**problem.scalars, **device_scalars(variant, run)}
+        try:
+            ran = execute(request, plan, buffers, tuple(problem.outputs), scalars, run, seed, unwritten)
+        except Fa4BuildError as error:
+            return row, (f"{where}: {error}",)
+        row["warp_instructions"] += ran.warp_instructions
+        row["notes"] = tuple(sorted({*row["notes"], *ran.notes}))
+        found = {name: buffers[name].view.copy() for name in problem.outputs}
+        verdict = problem.judge({name: _values(x, tensors[name].dtype) for name, x in found.items()})
+        row["ratio"] = max(row["ratio"], verdict.ratio)
+        row["lse_error"] = max(row["lse_error"], verdict.lse_error)
+        faults = [*ran.faults, *verdict.wrong]
+        first = first or found
+        faults += _differences(problem, first, found, runs[0].schedule)
+        if faults:
+            return row, tuple(f"{where}: {fault}" for fault in faults)
+    return row, ()
+
+
+def _values(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Float64 values; NaN is what nobody wrote, and a NaN that a kernel wrote is inf."""
+    if dtype == "i32":
+        return np.where(bits == _POISONS[4], np.nan, bits.view(np.int32).astype(np.float64))
+    values = from_bits(bits, dtype)
+    return np.where(np.isnan(values) & (bits != _POISONS[bits.itemsize]), np.inf, values)
+
+
+def _differences(problem: Problem, first: Mapping, found: Mapping, schedule: str) -> list[str]:
+    """Outputs whose bits must not depend on the schedule, and do."""
+    faults = []
+    for name in sorted(set(first) - problem.free_bits):
+        places = np.argwhere(first[name] != found[name])
+        if len(places):
+            place = tuple(places[0].tolist())
+            faults.append(f"{name} has other bits than in the {schedule} schedule, first at {place}")
+    return faults
