@@ -15,6 +15,11 @@ def setup() -> dict[str, str]:
     return {"server_pid": str(os.getpid())}
 
 
+def warm() -> None:
+    """What the server does ahead of several jobs."""
+    SEEN.append("warmed")
+
+
 def broken_setup() -> dict[str, str]:
     """A compiler that cannot be loaded."""
     raise ImportError("libcompiler.so: cannot open shared object file")

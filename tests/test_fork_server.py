@@ -186,3 +186,15 @@ def test_a_server_that_cannot_start_says_why(tmp_path):
     with ForkServer(setup=f"{JOBS}:broken_setup", environment={}, scratch_dir=tmp_path) as server:
         with pytest.raises(ToolchainError, match=r"libcompiler\.so: cannot open shared object file"):
             server.facts()
+
+
+def test_the_fourth_job_finds_a_warm_server(tmp_path):
+    """Work that every child would do again is done once, in the server, and only where there are several jobs."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with ForkServer(setup=f"{JOBS}:setup", environment={}, scratch_dir=scratch, warm=f"{JOBS}:warm") as server:
+        for number in range(1, 6):
+            run(server, "remember", tmp_path / str(number))
+
+    seen = [(tmp_path / str(number) / "seen").read_text() for number in range(1, 6)]
+    assert seen == ["1", "2", "3", "warmed 4", "warmed 5"]

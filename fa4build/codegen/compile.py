@@ -138,10 +138,13 @@ class Worker:
             `compile_worker.setup` does.
         blocked_modules: modules whose import fails. torch by default: whether it is installed must change nothing, and
             importing it takes seconds.
+        warm: `module:function`, called in the server once several compiles were asked for: what each child would do
+            again. It must change nothing of what a compile gives.
     """
 
     setup: str = f"{WORKER}:setup"
     blocked_modules: tuple[str, ...] = ("torch",)
+    warm: str = ""
 
 
 def start_server(toolchain: Toolchain, scratch_dir: Path, worker: Worker | None = None) -> ForkServer:
@@ -160,6 +163,7 @@ def start_server(toolchain: Toolchain, scratch_dir: Path, worker: Worker | None 
         environment=environment,
         scratch_dir=scratch_dir,
         blocked_modules=worker.blocked_modules,
+        warm=worker.warm,
     )
 
 

@@ -5,6 +5,7 @@
 same for all.
 """
 
+import gc
 import importlib.util
 import json
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fa4build.codegen import compile as parent
 from fa4build.codegen.cubin import CubinFacts, read_cubin, spills_from_log
 from fa4build.codegen.fork_server import LOG_NAME, resolve
-from fa4build.errors import CompileError, Fa4BuildError
+from fa4build.errors import CompileError, Fa4BuildError, LaunchPlanError
 
 if TYPE_CHECKING:
     from fa4build.codegen.extract.device_facts import StandInDevice
@@ -41,7 +42,8 @@ class HostFunction:
         types: tensor parameter -> element type, where the host takes bytes in its place.
         on_other_device: compiles the same again on the second of `devices`, the first being the one `compiled` was
             traced on; for kernels that ask for the device while they are traced. The number that was baked in becomes
-            an input of the plan.
+            an input of the plan. Told to leave kernels out, it compiles the host half alone, or returns None if it
+            cannot show that the kernels do not depend on the device.
     """
 
     compiled: Any
@@ -49,13 +51,14 @@ class HostFunction:
     names: Mapping[str, str] = field(default_factory=dict)
     bindings: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
-    on_other_device: Callable[[], Any] | None = None
+    on_other_device: Callable[[bool], Any] | None = None
     devices: tuple["StandInDevice", ...] = ()
 
 
 def setup() -> dict[str, str]:
     """Import everything slow that a child will need; tell which compiler it is."""
     import cutlass
+    import cutlass.base_dsl.dsl
     import cutlass.cute
     import cutlass.cutlass_dsl.tvm_ffi_provider
     import elftools.elf.elffile  # noqa: F401
@@ -64,6 +67,9 @@ def setup() -> dict[str, str]:
     import fa4build.codegen.signature
     import fa4build.variants  # noqa: F401
 
+    # The assembler's report, of which spills are read, makes the DSL look up the source line of every operation too:
+    # half of the time of a trace, for nothing that reaches a cubin or a plan.
+    cutlass.base_dsl.dsl._set_enable_frame_filtering = lambda _wanted: None
     flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
     return {"dsl_version": cutlass.__version__, "backend": flavour}
 
@@ -74,6 +80,7 @@ def run(work_dir: Path) -> None:
     An error made on purpose is handed to the parent as such, anything else as a CompileError with its traceback.
     """
     request = json.loads((work_dir / parent.REQUEST_NAME).read_text(encoding="utf-8"))
+    gc.disable()  # a child ends after one compile, and a trace makes little garbage
     try:
         _compile(request, work_dir)
     except Fa4BuildError as error:
@@ -96,8 +103,15 @@ def compile_rendered(request: Mapping[str, Any], options: str) -> HostFunction:
     variant = parse_variant(request["payload"]["variant"])
     module = _import_file("rendered", Path(request["payload"]["module"]))
     arguments = fake_arguments(signature_for(variant))
-    compiled = cute.compile(module.entry, *arguments, cute.runtime.make_fake_stream(), options=options)
+    compiled = compile_host(module.entry, *arguments, cute.runtime.make_fake_stream(), options=options)
     return HostFunction(compiled=compiled, spec=spec_for(variant))
+
+
+def compile_host(host: Any, *arguments: Any, **options: Any) -> Any:
+    """`cute.compile` without the engine that would run the host function here: nothing is run in a build."""
+    import cutlass.cute as cute
+
+    return cute.compile(host, *arguments, no_jit_engine=True, **options)
 
 
 def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
@@ -110,28 +124,44 @@ def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
     elf, ptx = host.compiled.__cubin__, host.compiled.__ptx__
     cubin = read_cubin(elf, origin=request["name"])
     _check_cubin(request, cubin)
-    plan = _plan_of(host)
+    spills = _spills(work_dir)  # before a second compile reports its own
+    plan = _plan_of(host, elf, ptx)
     validate_plan(plan, ptx, elf)
-    facts = _facts(request, cubin, plan, _spills(work_dir))
+    facts = _facts(request, cubin, plan, spills)
     (work_dir / parent.CUBIN_NAME).write_bytes(elf)
     (work_dir / parent.PTX_NAME).write_text(ptx, encoding="utf-8")
     (work_dir / parent.PLAN_NAME).write_text(plan_to_json(plan), encoding="utf-8")
     (work_dir / parent.FACTS_NAME).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def _plan_of(host: HostFunction) -> "LaunchPlan":
+def _plan_of(host: HostFunction, elf: bytes, ptx: str) -> "LaunchPlan":
     """The launch plan, for every device and under the names that were asked for."""
     from fa4build.codegen.extract import extract_plan
-    from fa4build.codegen.extract.device_facts import with_device_inputs
     from fa4build.codegen.plan_names import with_bindings, with_names, with_types
 
-    def extracted(compiled: Any) -> "LaunchPlan":
-        return extract_plan(compiled.ir_module, elf=compiled.__cubin__, ptx=compiled.__ptx__, spec=host.spec)
-
-    plan = extracted(host.compiled)
+    plan = extract_plan(host.compiled.ir_module, elf=elf, ptx=ptx, spec=host.spec)
     if host.on_other_device is not None:
-        plan = with_device_inputs(plan, extracted(host.on_other_device()), *host.devices)
+        plan = _for_every_device(plan, host, elf, ptx)
     return with_names(with_types(with_bindings(plan, host.bindings), host.types), host.names)
+
+
+def _for_every_device(plan: "LaunchPlan", host: HostFunction, elf: bytes, ptx: str) -> "LaunchPlan":
+    """`plan` with device inputs, from a second compile: of the host half alone where that is enough."""
+    from fa4build.codegen.extract import extract_plan
+    from fa4build.codegen.extract.device_facts import with_device_inputs, with_shared_memory_of
+    from fa4build.codegen.extract.vectors import STORED_VECTORS
+
+    assert host.on_other_device is not None
+    host_half = host.on_other_device(False)
+    if host_half is not None:
+        second = extract_plan(host_half.ir_module, elf=elf, ptx=ptx, spec=host.spec, compared=STORED_VECTORS)
+        try:
+            return with_device_inputs(plan, with_shared_memory_of(plan, second), *host.devices)
+        except LaunchPlanError:
+            pass  # the whole compile says what is wrong, if anything is
+    whole = host.on_other_device(True)
+    second = extract_plan(whole.ir_module, elf=whole.__cubin__, ptx=whole.__ptx__, spec=host.spec)
+    return with_device_inputs(plan, second, *host.devices)
 
 
 def _check_cubin(request: Mapping[str, Any], cubin: CubinFacts) -> None:

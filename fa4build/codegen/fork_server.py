@@ -32,6 +32,7 @@ from fa4build.errors import ToolchainError
 
 LOG_NAME = "log.txt"
 _START_TIMEOUT_S = 120.0
+_WARM_AT_JOB = 4
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,6 +60,7 @@ class ForkServer:
         environment: Mapping[str, str],
         scratch_dir: Path,
         blocked_modules: Sequence[str] = (),
+        warm: str = "",
     ) -> None:
         """Start the server; it works on its imports while the caller goes on.
 
@@ -67,11 +69,14 @@ class ForkServer:
             environment: the server's whole environment.
             scratch_dir: an existing directory for what the imports may write; the server's working directory.
             blocked_modules: modules whose import fails in the server, so that results cannot depend on them.
+            warm: `module:function`, called once in the server before the fourth job: work that every child would do
+                again, worth doing ahead only where there are several.
         """
         ours, theirs = socket.socketpair()
         start = {
             "setup": setup,
             "blocked_modules": list(blocked_modules),
+            "warm": warm,
             "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
             "socket": theirs.fileno(),
         }
@@ -204,17 +209,23 @@ def serve(start: Mapping[str, Any]) -> None:
     except BaseException:
         connection.sendall(_line({"refused": traceback.format_exc()}))
         raise
-    gc.collect()
-    gc.freeze()  # the collector of a child must not touch, and so copy, what it shares with the server
+    _settle()
     connection.sendall(_line({"ready": facts}))
-    _Server(connection).run()
+    _Server(connection, start["warm"]).run()
+
+
+def _settle() -> None:
+    """The collector of a child must not touch, and so copy, what it shares with the server."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Server:
     """The event loop: new jobs from the parent, ends of children, time limits."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, warm: str) -> None:
         self._connection = connection
+        self._warm = warm
         self._buffer = b""
         self._children: dict[int, _Child] = {}  # by pidfd
         self._selector = selectors.DefaultSelector()
@@ -246,6 +257,9 @@ class _Server:
         return bool(data)
 
     def _start(self, message: Mapping[str, Any]) -> None:
+        if self._warm and message["job"] == _WARM_AT_JOB:
+            resolve(self._warm)()
+            _settle()
         started = time.monotonic()
         server = os.getpid()
         pid = os.fork()

@@ -23,7 +23,8 @@ from fa4build.families.interface import RUNTIME_NAME, Buffer, Family, Input, OpR
 from fa4build.selection import Selection
 from fa4build.toolchain import Toolchain, installed_distribution
 
-_OWN_SOURCES = (__file__, str(Path(__file__).with_name("tracing.py")))  # they decide how a kernel is compiled
+# What decides how a kernel is compiled.
+_OWN_SOURCES = (__file__, *(str(Path(__file__).with_name(name)) for name in ("tracing.py", "kernel_views.py")))
 
 TORCH_WORKER = Worker(setup="fa4build.families.tracing:setup", blocked_modules=())
 """A compile process in which torch can be imported, for kernels whose hosts are driven by torch tensors."""

@@ -2,6 +2,7 @@
 
 - `compile_host` compiles a host object of one's own.
 - `setup` is the worker of families whose hosts are driven by torch tensors.
+- `rewrite_functions` does ahead, in the server, what every child would do again.
 - `name_kernels` gives a class's kernels the symbol that was asked for.
 - `Recorder` stands in for `cute.compile` while a library's own Python code decides what to compile.
 - `TracedDevice` answers questions about the device, and notes that they were asked.
@@ -10,9 +11,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fa4build.codegen import compile_worker
@@ -20,6 +23,7 @@ from fa4build.codegen.compile_worker import HostFunction
 from fa4build.codegen.extract.device_facts import StandInDevice, pretend
 from fa4build.errors import CompileError
 from fa4build.families.interface import Input, Scalar
+from fa4build.families.kernel_views import KernelViews
 
 DEVICES = (
     StandInDevice(sm_count=143, l2_bytes=52_428_815),
@@ -38,6 +42,31 @@ def setup() -> dict[str, str]:
     for name in ("quack.softmax", "quack.cross_entropy"):
         importlib.import_module(name)
     return facts
+
+
+def rewrite_functions(modules: Iterable[str]) -> int:
+    """Let the DSL rewrite the source of every function of these modules that it would trace; returns how many.
+
+    It does so once a process, when a function is first called: part of every child's trace, unless the server that
+    they are forked from has done it. Nothing is traced, and nothing of the device is asked.
+    """
+    from cutlass.base_dsl.dsl import BaseDSL
+
+    found = {id(function): function for name in modules for function in _decorated(sys.modules[name])}
+    for function in found.values():
+        BaseDSL._preprocess_and_replace_code(function)
+    return len(found)
+
+
+def _decorated(module: Any) -> Iterator[Any]:
+    """What `@cute.jit` and `@cute.kernel` wrapped, in a module and in its classes."""
+    for value in list(vars(module).values()):
+        for member in list(vars(value).values()) if isinstance(value, type) else (value,):
+            wrapper = getattr(member, "__func__", member)
+            if callable(getattr(wrapper, "set_name_prefix", None)):
+                function = inspect.unwrap(wrapper)
+                if getattr(function, "_decorator_kind", None) in ("jit", "kernel"):
+                    yield function
 
 
 def name_kernels(host: Any, symbol: str) -> None:
@@ -98,7 +127,8 @@ def compile_host(
         )
 
     name_kernels(host, request["symbol"])
-    compiled = cute.compile(host, *map(fake, arguments), cute.runtime.make_fake_stream(), options=options)
+    stream = cute.runtime.make_fake_stream()
+    compiled = compile_worker.compile_host(host, *map(fake, arguments), stream, options=options)
     return HostFunction(compiled=compiled, spec={"shapes": {tensor.name: list(tensor.shape) for tensor in tensors}})
 
 
@@ -114,10 +144,14 @@ def use_target(target: str) -> None:
 
 
 class TracedDevice:
-    """Makes `HardwareInfo` answer for invented devices; `was_asked` tells whether a trace depends on them."""
+    """Makes `HardwareInfo` answer for invented devices; `was_asked` tells whether a trace depends on them.
 
-    def __init__(self) -> None:
-        self.was_asked = False
+    `was_asked_by_kernel` tells whether code of a kernel, not of its host, has asked.
+    """
+
+    def __init__(self, views: KernelViews) -> None:
+        self.was_asked = self.was_asked_by_kernel = False
+        self._views = views
 
     def be(self, device: StandInDevice) -> None:
         """From now on, be this device."""
@@ -131,6 +165,7 @@ class TracedDevice:
     def _noting(self, answer: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*args: Any, **kwargs: Any) -> Any:
             self.was_asked = True
+            self.was_asked_by_kernel |= self._views.is_inside
             return answer(*args, **kwargs)
 
         return ask
@@ -198,11 +233,12 @@ def compile_by_library(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    device = TracedDevice()
+    views = KernelViews()
+    device = TracedDevice(views)
     torch.cuda.current_device = lambda: 0
     real = cute.compile
 
-    def traced(stand_in: StandInDevice) -> Any:
+    def traced(stand_in: StandInDevice, seen: KernelViews, with_bodies: bool = True) -> Any:
         device.be(stand_in)
         recorder = Recorder(real)
         cute.compile = recorder
@@ -215,13 +251,18 @@ def compile_by_library(
             if check is not None:
                 check(host)
             name_kernels(host, request["symbol"])
-            return real(host, *args, **kwargs | {"options": options})
+            with seen.watch(with_bodies=with_bodies):
+                return compile_worker.compile_host(host, *args, **kwargs | {"options": options})
 
-    def again() -> Any:
+    def again(with_kernels: bool) -> Any:
+        if not with_kernels and (views.seen is None or device.was_asked_by_kernel):
+            return None
         forget()
-        return traced(DEVICES[1])
+        of_second = KernelViews()
+        second = traced(DEVICES[1], of_second, with_bodies=with_kernels)
+        return second if with_kernels or of_second.seen == views.seen else None
 
-    compiled = traced(DEVICES[0])
+    compiled = traced(DEVICES[0], views)
     return HostFunction(
         compiled=compiled,
         spec=spec,

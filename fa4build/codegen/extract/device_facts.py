@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fa4build.codegen.plan_builder import NodeTable, without_unused
+from fa4build.codegen.plan_evaluate import canonical_digest, evaluate
 from fa4build.codegen.plan_json import check_plan
 from fa4build.codegen.plan_values import Arg, BytesTemplate, Guard, LaunchPlan, LaunchTemplate, Node, Vector
 from fa4build.errors import LaunchPlanError
@@ -70,8 +71,7 @@ def with_device_inputs(
     Its vectors are those of both plans, each with its own device. Plans that are equal come back as `first`.
 
     Raises: LaunchPlanError when the plans differ in more than constants, when a constant that differs is no multiple of
-    a
-        number of the device, or when the cubins differ.
+        a number of the device, or when the cubins differ.
     """
     if first.origin.get("cubin_sha256") != second.origin.get("cubin_sha256"):
         raise LaunchPlanError("V7: two compiles that differ in the device give two cubins; one serves only its device")
@@ -102,6 +102,22 @@ def with_device_inputs(
     return check_plan(
         replace(plan, vectors=(*_vectors(first, first_device, used), *_vectors(second, second_device, used)))
     )
+
+
+def with_shared_memory_of(first: LaunchPlan, second: LaunchPlan) -> LaunchPlan:
+    """`second`, compiled without the bodies of its kernels, with the shared memory that those bodies would ask for.
+
+    A launch without a size of its own takes what its kernel allocates, and an empty kernel allocates nothing. Sizes
+    that hosts give stay as they are, to be compared.
+    """
+    if len(first.launches) != len(second.launches):
+        return second
+    pairs = zip(first.launches, second.launches, strict=True)
+    launches = tuple(b if b.smem else replace(b, smem=a.smem) for a, b in pairs)
+    plan = replace(second, launches=launches, vectors=())
+    digests = (canonical_digest(evaluate(plan, vector.inputs)) for vector in second.vectors)
+    vectors = (replace(v, sha256=digest) for v, digest in zip(second.vectors, digests, strict=True))
+    return replace(plan, vectors=tuple(vectors))
 
 
 def _frame(plan: LaunchPlan) -> tuple[tuple[Guard, ...], tuple[LaunchTemplate, ...], tuple[Arg, ...]]:

@@ -18,7 +18,7 @@ from fa4build.codegen.extract.entry import (
 from fa4build.codegen.extract.launch import LaunchRecorder
 from fa4build.codegen.extract.machine import Check, ExternalCall, Machine, Value
 from fa4build.codegen.extract.mlir_text import parse_module
-from fa4build.codegen.extract.vectors import check_maps, make_vectors
+from fa4build.codegen.extract.vectors import COMPARED_INPUTS, check_maps, make_vectors
 from fa4build.codegen.plan_builder import NodeTable, without_unused
 from fa4build.codegen.plan_guards import add_guards
 from fa4build.codegen.plan_json import check_plan
@@ -28,7 +28,9 @@ from fa4build.errors import LaunchPlanError
 _TARGET = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
 
 
-def extract_plan(ir_module: Any, *, elf: bytes, ptx: str, spec: Mapping[str, Any]) -> LaunchPlan:
+def extract_plan(
+    ir_module: Any, *, elf: bytes, ptx: str, spec: Mapping[str, Any], compared: int = COMPARED_INPUTS
+) -> LaunchPlan:
     """The launch plan of a compiled host function, with guards and vectors.
 
     Args:
@@ -36,6 +38,7 @@ def extract_plan(ir_module: Any, *, elf: bytes, ptx: str, spec: Mapping[str, Any
             (`ir_module.operation.get_asm(print_generic_op_form=True)`).
         elf, ptx: the cubin and its PTX; they name the plan's origin. `validate_plan` compares the plan with them.
         spec: facts the kernel was compiled for (docs in `plan_guards`); kept in the plan and guarded.
+        compared: random inputs on which the plan must equal an interpretation of the code.
     Raises: LaunchPlanError, with function and line of the generic form, for whatever is not understood.
     Cost: 20 to 150 ms for the host functions of attention kernels.
     """
@@ -66,7 +69,7 @@ def extract_plan(ir_module: Any, *, elf: bytes, ptx: str, spec: Mapping[str, Any
     check_maps(plan, recorder.maps)
     plan = check_plan(without_unused(add_guards(replace(plan, nodes=tuple(table.nodes)))))
     _check_leaks(machine, plan)
-    return replace(plan, vectors=make_vectors(plan, module, parameters))
+    return replace(plan, vectors=make_vectors(plan, module, parameters, compared))
 
 
 def _call_entry(machine: Machine, entry: str, arguments: int, count: int) -> None:

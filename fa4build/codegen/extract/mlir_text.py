@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fa4build.errors import LaunchPlanError
 
@@ -45,26 +46,47 @@ class Op:
 
     def attribute(self, name: str) -> str | None:
         """Text of an attribute up to the next comma at its level, None if absent."""
-        match = re.search(rf"(?:^|[ {{]){name} = ", self.attributes)
-        if match is None:
-            return None
-        return _until_comma(self.attributes[match.end() :])
+        return _attribute(self.attributes, name)
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Numbers of an `array<i32: 0, 1>` attribute; empty if absent."""
-        match = re.search(rf"{name} = array<i\d+(?:: ([^>]*))?>", self.attributes)
-        return tuple(int(x) for x in match[1].split(", ")) if match and match[1] else ()
+        return _integers(self.attributes, name)
 
     def integer(self, name: str) -> int | None:
         """The number of a `name = 3 : i64` attribute, None if absent."""
-        match = re.search(rf"(?:^|[ {{]){name} = (-?\d+)", self.attributes)
-        return int(match[1]) if match else None
+        return _integer(self.attributes, name)
 
     def reference(self, name: str) -> str | None:
         """The symbol of a `name = @symbol` attribute, None if absent."""
-        match = re.search(rf"(?:^|[ {{]){name} = ", self.attributes)
-        symbol = _REFERENCE.match(self.attributes, match.end()) if match else None
-        return None if symbol is None else unescape(symbol[1]).decode() if symbol[1] is not None else symbol[2]
+        return _symbol(self.attributes, name)
+
+
+# Remembered: an interpreted function asks again every time it comes by.
+
+
+@lru_cache(maxsize=1 << 14)
+def _attribute(attributes: str, name: str) -> str | None:
+    match = re.search(rf"(?:^|[ {{]){name} = ", attributes)
+    return None if match is None else _until_comma(attributes[match.end() :])
+
+
+@lru_cache(maxsize=1 << 14)
+def _integers(attributes: str, name: str) -> tuple[int, ...]:
+    match = re.search(rf"{name} = array<i\d+(?:: ([^>]*))?>", attributes)
+    return tuple(int(x) for x in match[1].split(", ")) if match and match[1] else ()
+
+
+@lru_cache(maxsize=1 << 14)
+def _integer(attributes: str, name: str) -> int | None:
+    match = re.search(rf"(?:^|[ {{]){name} = (-?\d+)", attributes)
+    return int(match[1]) if match else None
+
+
+@lru_cache(maxsize=1 << 14)
+def _symbol(attributes: str, name: str) -> str | None:
+    match = re.search(rf"(?:^|[ {{]){name} = ", attributes)
+    symbol = _REFERENCE.match(attributes, match.end()) if match else None
+    return None if symbol is None else unescape(symbol[1]).decode() if symbol[1] is not None else symbol[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +138,15 @@ def _until_comma(text: str) -> str:
     return text
 
 
-def split_types(text: str) -> list[str]:
+@lru_cache(maxsize=1 << 14)
+def split_types(text: str) -> tuple[str, ...]:
     """`i32, !llvm.struct<(i32, i32)>` -> its two types."""
     found = []
     while text:
         head = _until_comma(text)
         found.append(head.strip())
         text = text[len(head) + 1 :]
-    return found
+    return tuple(found)
 
 
 def parse_module(text: str) -> Module:

@@ -149,14 +149,16 @@ def _same_words(packed: Sequence[int], words: Sequence[int], place: str) -> None
             )
 
 
-def make_vectors(plan: LaunchPlan, module: Module, parameters: Sequence[Parameter]) -> tuple[Vector, ...]:
-    """Examples to store, after the plan has equalled the interpreter on them and on some more.
+def make_vectors(
+    plan: LaunchPlan, module: Module, parameters: Sequence[Parameter], compared: int = COMPARED_INPUTS
+) -> tuple[Vector, ...]:
+    """Examples to store, after the plan has equalled the interpreter on them and on some more, `compared` in all.
 
     Raises: LaunchPlanError when the plan and the code it came from disagree on some inputs.
     """
     rng = random.Random(0)
     vectors = []
-    for _ in range(COMPARED_INPUTS):
+    for _ in range(compared):
         inputs = random_inputs(plan, rng)
         launches = evaluate(plan, inputs)
         compare_with_code(plan, launches, module, parameters, inputs)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fa4build.codegen.compile_worker import HostFunction
 from fa4build.errors import CompileError
-from fa4build.families.tracing import compile_by_library, use_target
+from fa4build.families.tracing import compile_by_library, rewrite_functions, use_target
 
 HEADS_KV = 2
 BATCH = 2
@@ -28,6 +28,28 @@ _VARLEN = {"mCuSeqlensQ": "cu_seqlens_q", "mCuSeqlensK": "cu_seqlens_k"}
 _PAGED = {"mPageTable": "page_table", "mSeqUsedK": "seqused_k"}
 _WINDOW = {"window_size_left": "window_left", "window_size_right": "window_right"}
 _QUERY, _KEY = ("batch", "seqlen_q"), ("batch", "seqlen_k")
+
+
+# Whose functions most kernels trace; those of single kernels are rewritten by the child that needs them.
+_COMMON_MODULES = (
+    "block_info",
+    "flash_bwd_postprocess",
+    "flash_bwd_preprocess",
+    "flash_bwd_sm100",
+    "flash_bwd_sm90",
+    "flash_fwd",
+    "flash_fwd_sm100",
+    "flash_fwd_sm90",
+    "mask",
+    "pack_gqa",
+    "softmax",
+    "tile_scheduler",
+)
+
+
+def warm() -> None:
+    """In the server, before it forks for several compiles."""
+    rewrite_functions(f"flash_attn.cute.{name}" for name in _COMMON_MODULES)
 
 
 def compile_kernel(request: Mapping[str, Any], options: str) -> HostFunction:
