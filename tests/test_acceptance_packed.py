@@ -82,7 +82,7 @@ def one_row(scores, values, sink):
 
 
 def is_small(case):
-    return sum(a * b for a, b in zip(case.lengths_q, case.lengths_k, strict=True)) * case.num_heads_q < 30_000
+    return sum(a * b for a, b in zip(case.lengths_q, case.lengths_k, strict=True)) * case.num_heads_q < 20_000
 
 
 VARIANTS = (
@@ -375,7 +375,7 @@ def right_answer(variant, problem):
 def test_right_gradients_of_packed_sequences_pass_and_wrong_ones_do_not(variant_id):
     """Tiles lie where docs/formats.md says; a row of another sequence, or a number beyond the last, is told."""
     variant = parse_variant(variant_id)
-    for case in packed_backward_cases_for(variant):
+    for case in filter(is_small, packed_backward_cases_for(variant)):
         problem = draw_backward_problem(variant, case, 1)
         found = right_answer(variant, problem)
         rounded = found | {name: np.nan_to_num(round_to(found[name], "bf16")) for name in ("dk", "dv")}
