@@ -1,12 +1,11 @@
 """The multi-function unit: ex2, lg2, rcp exactly as an H200 computes them, the rest correctly rounded.
 
 The tables in `data/` hold, for each of the 2^23 mantissas, the difference in last places between the hardware and the
-correctly rounded result; they were measured on an H200 over every input. They are loaded at first use.
+correctly rounded result of ex2 and rcp; they were measured on an H200 over every input. They are loaded at first use.
 
 | function | exactness |
 |---|---|
-| ex2_ftz, rcp_ftz | every one of the 2^32 inputs equals the H200's |
-| lg2_ftz | x >= 0.5 equals the H200's; below, errors against the correct result occur exactly as often as on it |
+| ex2_ftz, rcp_ftz, lg2_ftz | every one of the 2^32 inputs equals the H200's |
 | ex2 | ex2_ftz, and for x < -126 the square of ex2(x/2): the instructions ptxas 12.9 makes of it |
 | all others | correctly rounded from float64; PTX allows the hardware an error, given in the docstring |
 
@@ -38,6 +37,7 @@ from fa4build.simulate.float_formats import (
     mul_f32,
     round_f64_to_f32,
 )
+from fa4build.simulate.lg2_unit import UNIT_BITS, log2_of_mantissa
 
 _ONE = np.uint32(0x3F800000)
 _INFINITY = np.uint32(0x7F800000)
@@ -53,17 +53,15 @@ def _delta(name: str) -> NDArray[np.integer]:
     return np.load(io.BytesIO(lzma.decompress(packed)))
 
 
-def _table(
-    name: str, function: Callable[[NDArray[np.float64]], NDArray[np.float64]], first: float
-) -> NDArray[np.int32]:
-    """Bits of the hardware's result for first * (1 + i/2^23), i = 0..2^23-1.
+def _table(name: str, function: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> NDArray[np.int32]:
+    """Bits of the hardware's result for 1 + i/2^23, i = 0..2^23-1.
 
     Contract: float64's `function` decides the f32 rounding. The nearest any of these values comes to an f32 midpoint is
     20 float64 last places (tested), far more than the error of any libm.
     """
     argument = np.arange(1 << 23, dtype=np.float64)
-    argument *= first * 2.0**-23
-    argument += first
+    argument *= 2.0**-23
+    argument += 1.0
     table = function(argument).astype(np.float32).view(np.int32) + _delta(name).astype(np.int32)
     table.flags.writeable = False
     return table
@@ -72,25 +70,13 @@ def _table(
 @cache
 def ex2_table() -> NDArray[np.int32]:
     """f32 bits of the H200's ex2 on [1, 2), by mantissa."""
-    return _table("ex2_1to2", np.exp2, 1.0)
+    return _table("ex2_1to2", np.exp2)
 
 
 @cache
 def rcp_table() -> NDArray[np.int32]:
     """f32 bits of the H200's rcp on [1, 2), by mantissa."""
-    return _table("rcp_1to2", np.reciprocal, 1.0)
-
-
-@cache
-def lg2_table() -> NDArray[np.int32]:
-    """f32 bits of the H200's lg2 on [1, 2), by mantissa."""
-    return _table("lg2_1to2", np.log2, 1.0)
-
-
-@cache
-def lg2_half_table() -> NDArray[np.int32]:
-    """f32 bits of the H200's lg2 on [0.5, 1), by mantissa."""
-    return _table("lg2_half", np.log2, 0.5)
+    return _table("rcp_1to2", np.reciprocal)
 
 
 def _exp2_index(bits: Bits) -> NDArray[np.int64]:
@@ -142,23 +128,14 @@ def rcp_ftz(bits: ArrayLike) -> Bits:
 def lg2_ftz(bits: ArrayLike) -> Bits:
     """log2 x: `lg2.approx.ftz.f32`. lg2(+-0) = -inf, lg2(x < 0) = NaN, lg2(inf) = inf.
 
-    Contract: equals an H200 for x >= 1 and, on all recorded inputs, below 0.5. On [0.5, 1) it follows a table of an
-        earlier measurement, from which a later recording on an H200 differs in the last places (76 of 84 inputs, 2^-23
-        at most); row sums of softmax are at least 1. Below 0.5 the fraction is taken to have a tail beyond the table's
-        last place, so that a negative sum which needs no cutting loses one place too, powers of two included. Over all
-        x outside (0.5, 2) this gives the measured error counts to the last one (-2 places 1,099,476; -1: 1,055,732,263;
-        0: 1,055,998,003; +1: 1,099,475); without the tail they are far off.
-    Source: ptx-semantics 6 (counts) and 19 (rules from 0.5 on).
+    Contract: every result equals an H200's (`lg2_unit`).
     """
     bits = flush_subnormals(bits)
-    mantissa = bits & _MANTISSA
     exponent = (bits >> np.uint32(23)).astype(np.int64) - 127
-    fraction = lg2_table()[mantissa].view(np.float32).astype(np.float64)
-    # f32 fraction plus an integer below 2^7 has at most 24 + 30 bits: cut off in float64 first, then exactly in f32.
-    total = exponent + fraction
-    total = np.where(exponent < -1, np.nextafter(total, 0), total)
-    result = round_f64_to_f32(total, "rz")
-    result = np.where(exponent == -1, lg2_half_table()[mantissa].view(np.uint32), result)
+    total = (exponent << UNIT_BITS) + log2_of_mantissa((bits & _MANTISSA).astype(np.int64))
+    total += total < 0  # a negative sum's magnitude is its ones' complement
+    result = round_f64_to_f32(total * 2.0**-UNIT_BITS, "rz")  # 44 bits at most: exact in float64
+    result = np.where(bits == _ONE, np.uint32(0), result)
     result = np.where(bits == _INFINITY, _INFINITY, result)
     result = np.where(bits & _MAGNITUDE == 0, _NEGATIVE_INFINITY, result)
     invalid = (bits > _INFINITY) & (bits != _SIGN)

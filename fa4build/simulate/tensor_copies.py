@@ -40,7 +40,7 @@ class _Operands:
         self.coordinates = [b.get(c, "s32") for c in tensor.coordinates]
         self.shared = b.address(shared, 32)
 
-    def plan(self, g, lane: int, per_element: bool = False):
+    def plan(self, g, lane: int, *, outgoing: bool = False, per_element: bool = False):
         """(CTA, box plan, map, coordinates) for one lane."""
         b = self.b
         tmap = resolve_map(b, g, int(self.map(g)[lane]))
@@ -48,7 +48,10 @@ class _Operands:
         cta, offset = target_cta(b, g, int(self.shared(g)[lane]))
         if len(coordinates) != int(b.ins.opcode.split("tensor.")[1][0]):
             raise b.fault(f"{len(coordinates)} coordinates for {b.ins.opcode}")
-        plan = tma.plan_box(tmap, coordinates, offset, per_element)
+        try:
+            plan = tma.plan_box(tmap, coordinates, offset, outgoing=outgoing, per_element=per_element)
+        except SimulationError as error:
+            raise b.fault(str(error)) from None
         last = int(plan.shared_addresses.max()) + plan.unit_bytes
         if offset < 0x400 or last > cta.shared_limit:
             raise b.fault(
@@ -156,7 +159,7 @@ def _outgoing(b, ins, reduces: bool):
 
 
 def _submit_store(b, g, mask, operands: _Operands, lanes: list[int], reduces: bool) -> None:
-    cta, plan, tmap, coordinates = operands.plan(g, lanes[0], per_element=reduces)
+    cta, plan, tmap, coordinates = operands.plan(g, lanes[0], outgoing=True, per_element=reduces)
     if cta is not g.cta:
         raise b.fault("source of a tensor store is in another CTA")
     if reduces and tmap.dtype != "f32":

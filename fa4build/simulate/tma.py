@@ -3,9 +3,16 @@
 A box is described by a `BoxPlan`: three flat arrays in box order (innermost dimension fastest) of equal length, one
 entry per *unit*, the largest piece that is contiguous on both sides (16 bytes, or one element at ragged edges).
 
+What an H200 does beyond the manual (recorded; see test_probes.py), and so does this:
+
+* The first coordinate must be a multiple of 16 bytes, and stores and reductions take no negative coordinate: the kernel
+  ends with an illegal instruction.
+* Loads cut off at the last element. Stores and reductions work in pieces of 16 bytes along the first dimension: where
+  its extent is no multiple of 16 bytes, they also write what lies between the last element and the end of its piece.
+
 Not covered, and refused: im2col, interleaved layouts, element strides above 1, NaN fill.
 
-Source: ptx-semantics 8.4 (checked on an H200: negative start, ragged end, all swizzles).
+Source: ptx-semantics 8.4; recordings of an H200 (negative start, ragged end, all swizzles).
 """
 
 from __future__ import annotations
@@ -68,13 +75,23 @@ def _relative_shared(box_bytes: int, swizzle: int, phase: int, unit: int) -> NDA
     return offsets
 
 
-def _check_supported(tmap: TensorMap, coords: tuple[int, ...], shared_address: int) -> None:
+def _check_supported(tmap: TensorMap, coords: tuple[int, ...], shared_address: int, outgoing: bool) -> None:
     if len(coords) != tmap.rank:
         raise SimulationError(
             f"tensor copy gives {len(coords)} coordinates {coords} to a map of rank {tmap.rank}; both must agree"
         )
     if shared_address % SHARED_ALIGNMENT:
         raise SimulationError(f"tensor copy: shared address {shared_address:#x} is not a multiple of 128")
+    if coords[0] * tmap.element_bytes % UNIT_BYTES:
+        raise SimulationError(
+            f"tensor copy: first coordinate {coords[0]} of {tmap.dtype} is not a multiple of 16 bytes; "
+            f"hardware ends the kernel with an illegal instruction"
+        )
+    if outgoing and min(coords) < 0:
+        raise SimulationError(
+            f"tensor copy: a store or reduction at {coords}; coordinates must not be negative there "
+            f"(hardware ends the kernel with an illegal instruction; only loads may begin before the tensor)"
+        )
     if tmap.interleave:
         raise SimulationError(f"tensor copy: interleave {tmap.interleave} is not simulated; only 0 is")
     if any(step != 1 for step in tmap.element_strides):
@@ -83,36 +100,49 @@ def _check_supported(tmap: TensorMap, coords: tuple[int, ...], shared_address: i
         raise SimulationError("tensor copy: NaN fill is not simulated; only zero fill is")
 
 
-def _valid_units(tmap: TensorMap, coords: tuple[int, ...], inner_units: int, unit: int) -> NDArray[np.bool_] | None:
-    """Which units lie inside the tensor; None if all do. Coordinates may be negative."""
+def _valid_units(
+    tmap: TensorMap, dims: tuple[int, ...], coords: tuple[int, ...], inner_units: int, unit: int
+) -> NDArray[np.bool_] | None:
+    """Which units lie inside a tensor of these dims; None if all do. Coordinates may be negative."""
     inside = all(
-        0 <= start and start + extent <= dim for start, extent, dim in zip(coords, tmap.box, tmap.dims, strict=True)
+        0 <= start and start + extent <= dim for start, extent, dim in zip(coords, tmap.box, dims, strict=True)
     )
     if inside:
         return None
     element = np.arange(inner_units) * (unit // tmap.element_bytes) + coords[0]
-    valid = (element >= 0) & (element < tmap.dims[0])
-    for start, extent, dim in zip(coords[1:], tmap.box[1:], tmap.dims[1:], strict=True):
+    valid = (element >= 0) & (element < dims[0])
+    for start, extent, dim in zip(coords[1:], tmap.box[1:], dims[1:], strict=True):
         index = np.arange(start, start + extent)
         valid = (((index >= 0) & (index < dim))[:, None] & valid).reshape(-1)
     return valid
 
 
-def plan_box(tmap: TensorMap, coords: tuple[int, ...], shared_address: int, per_element: bool = False) -> BoxPlan:
+def plan_box(
+    tmap: TensorMap,
+    coords: tuple[int, ...],
+    shared_address: int,
+    *,
+    outgoing: bool = False,
+    per_element: bool = False,
+) -> BoxPlan:
     """The address pairs of the box at `coords`.
 
     Args:
-        coords: first element per dimension, innermost first, signed.
+        coords: first element per dimension, innermost first, signed; of the first a multiple of 16 bytes.
         shared_address: start in the CTA's shared window, without the rank bits.
+        outgoing: from shared to global memory.
         per_element: units of one element, for copies that compute (reductions).
-    Raises: SimulationError for a rank mismatch, a misaligned shared address, or a mode that is not simulated.
+    Raises: SimulationError for a rank mismatch, a misaligned shared address, coordinates that hardware does not take,
+        or a mode that is not simulated.
     Source: ptx-semantics 8.4.
     """
     coords = tuple(int(c) for c in coords)
-    _check_supported(tmap, coords, shared_address)
+    _check_supported(tmap, coords, shared_address, outgoing)
     size = tmap.element_bytes
-    whole_units = (coords[0] * size) % UNIT_BYTES == 0 and (tmap.dims[0] * size) % UNIT_BYTES == 0
-    unit = size if per_element or not whole_units else UNIT_BYTES
+    dims = tmap.dims
+    if outgoing:
+        dims = (-(-dims[0] * size // UNIT_BYTES) * UNIT_BYTES // size, *dims[1:])
+    unit = size if per_element or dims[0] * size % UNIT_BYTES else UNIT_BYTES
     inner_units = tmap.box[0] * size // unit
     first = tmap.address + coords[0] * size
     first += sum(c * stride for c, stride in zip(coords[1:], tmap.strides, strict=True))
@@ -121,7 +151,7 @@ def plan_box(tmap: TensorMap, coords: tuple[int, ...], shared_address: int, per_
     return BoxPlan(
         unit_bytes=unit,
         global_addresses=_relative_global(tmap.box, tmap.strides, inner_units, unit) + np.int64(first),
-        valid=_valid_units(tmap, coords, inner_units, unit),
+        valid=_valid_units(tmap, dims, coords, inner_units, unit),
         shared_addresses=_relative_shared(tmap.box_bytes, tmap.swizzle, phase, unit) + (shared_address - phase),
         box_bytes=tmap.box_bytes,
     )
@@ -158,7 +188,10 @@ def load_box(plan: BoxPlan, memory: NDArray[np.uint8], memory_address: int, shar
 
 
 def store_box(plan: BoxPlan, shared: NDArray[np.uint8], memory: NDArray[np.uint8], memory_address: int) -> None:
-    """Copies a box from shared to global memory; units outside the tensor are not written. Args as `load_box`."""
+    """Copies a box from shared to global memory; units outside the tensor are not written.
+
+    Args as `load_box`; the plan must be made `outgoing`.
+    """
     unit = plan.unit_bytes
     keep = slice(None) if plan.valid is None else plan.valid
     target = _indices(plan.global_addresses[keep], memory_address, memory.size, unit, "global")
@@ -171,7 +204,7 @@ def reduce_add_f32_box(
 ) -> None:
     """Adds a box of f32 from shared to global memory, elementwise, nearest even, subnormals kept.
 
-    Args as `load_box`; the plan must be made `per_element` from an f32 map without zero strides.
+    Args as `load_box`; the plan must be made `outgoing` and `per_element` from an f32 map without zero strides.
     Source: ptx-semantics 8.3 (H200).
     """
     if plan.unit_bytes != 4:

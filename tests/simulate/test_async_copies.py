@@ -144,9 +144,9 @@ def test_push_to_another_cta():
         run(body.replace("%r7, [%r14];", "%r7, [%r5];"), grid=2, cluster=2)
 
 
-def _map_in_data(address: int) -> np.ndarray:
-    """A tensor map of an 8 x 16 u32 tensor, box 4 x 4, without swizzle, as 128 bytes."""
-    tmap = TensorMap(address=address, dtype="u32", dims=(16, 8), strides=(64,), box=(4, 4), element_strides=(1, 1))
+def _map_in_data(address: int, columns: int = 16) -> np.ndarray:
+    """A tensor map of 8 rows of u32, 16 apart, box 4 x 4, without swizzle, as 128 bytes."""
+    tmap = TensorMap(address=address, dtype="u32", dims=(columns, 8), strides=(64,), box=(4, 4), element_strides=(1, 1))
     return np.frombuffer(pack(tmap), np.uint8).copy()
 
 
@@ -155,7 +155,7 @@ FIRST_BUFFER = 0x7000_0000_0000  # address of the output records, which serve as
 
 @SCHEDULES
 def test_tensor_load_and_store(schedule):
-    """A box at (14, -1) of a 16 x 8 tensor: columns 14 and 15 of rows 0..2 are inside, the rest is zero; stored
+    """A box at (12, -1) of a 14 x 8 tensor: columns 12 and 13 of rows 0..2 are inside, the rest is zero; stored
     back at (0, 0).
     """
     body = (
@@ -165,7 +165,7 @@ def test_tensor_load_and_store(schedule):
         + INIT
         + ONE_THREAD
         + "mov.b32 %r7, 64; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r5], %r7; add.s32 %r8, %r5, 1024; "
-        "mov.b32 %r10, 14; mov.b32 %r11, -1;"
+        "mov.b32 %r10, 12; mov.b32 %r11, -1;"
         "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%rd2, {%r10, "
         "%r11}], [%r5]; ISSUED:"
         + WAIT
@@ -174,12 +174,12 @@ def test_tensor_load_and_store(schedule):
         "cp.async.bulk.commit_group;"
         "cp.async.bulk.wait_group 0; STORED:"
     )
-    out = run(body, words=4, data=_map_in_data(FIRST_BUFFER), schedule=schedule).reshape(8, 16)
+    out = run(body, words=4, data=_map_in_data(FIRST_BUFFER, 14), schedule=schedule).reshape(8, 16)
 
-    # the tensor was 1..128 in rows of 16: row 0 ends 15, 16; row 1 ends 31, 32; row 2 ends 47, 48
+    # the memory was 1..128 in rows of 16: columns 12 and 13 of row 0 held 13, 14; of row 2 45, 46
     assert out[0, :5].tolist() == [0, 0, 0, 0, 5]
-    assert out[1, :5].tolist() == [15, 16, 0, 0, 21]
-    assert out[3, :4].tolist() == [47, 48, 0, 0]
+    assert out[1, :5].tolist() == [13, 14, 0, 0, 21]
+    assert out[3, :4].tolist() == [45, 46, 0, 0]
 
 
 def test_store_of_a_box_that_sticks_out_needs_only_its_inside_written():
@@ -228,19 +228,19 @@ def test_multicast_load_reaches_every_cta_of_the_mask(schedule):
 
 @SCHEDULES
 def test_tensor_reduction_adds_what_is_inside(schedule):
-    """f32 box 4 x 4 at (14, 0) of a 16 x 4 tensor of ones: two columns get +2, the rest of the box is outside."""
+    """f32 box 8 x 4 at (12, 0) of a 16 x 4 tensor of ones: four columns get +2, the rest of the box is outside."""
     body = (
         "st.global.b32 [%rd0], 0f3F800000; st.global.b32 [%rd0+4], 0f3F800000; mov.b32 %r5, smem; shl.b32 %r6, %r0, 2;"
         "add.s32 %r6, %r6, %r5; st.shared.b32 [%r6+1024], 0f40000000; fence.proxy.async.shared::cta; bar.sync 0;"
-        "setp.ne.s32 %p1, %r0, 0; @%p1 bra ISSUED; add.s32 %r8, %r5, 1024; mov.b32 %r10, 14; mov.b32 %r11, 0;"
+        "setp.ne.s32 %p1, %r0, 0; @%p1 bra ISSUED; add.s32 %r8, %r5, 1024; mov.b32 %r10, 12; mov.b32 %r11, 0;"
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd2, {%r10, %r11}], [%r8];"
         "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ISSUED:"
     )
-    tmap = TensorMap(address=FIRST_BUFFER, dtype="f32", dims=(16, 4), strides=(64,), box=(4, 4), element_strides=(1, 1))
+    tmap = TensorMap(address=FIRST_BUFFER, dtype="f32", dims=(16, 4), strides=(64,), box=(8, 4), element_strides=(1, 1))
     data = np.frombuffer(pack(tmap), np.uint8).copy()
     out = run(body, words=2, data=data, schedule=schedule).view(np.float32).reshape(4, 16)
 
-    assert out[2].tolist() == [1.0] * 14 + [3.0, 3.0]
+    assert out[2].tolist() == [1.0] * 12 + [3.0] * 4
 
 
 def test_tensor_load_by_many_lanes_is_an_error():

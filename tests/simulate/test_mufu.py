@@ -1,4 +1,5 @@
-"""Contract: ex2, lg2 and rcp follow the H200's tables and argument rules; special values are those of the PTX manual.
+"""Contract: ex2 and rcp follow the H200's tables, lg2 its interpolation; special values are those of the PTX manual.
+Whether all of it is what an H200 does is compared in test_sweeps.py.
 
 The tables are read as corrections to the correctly rounded value, so the values they correct must not depend on the
 math library: the tests show how far every entry is from a rounding boundary. Errors are measured against mpmath.
@@ -6,6 +7,7 @@ math library: the tests show how far every entry is from a rounding boundary. Er
 
 import io
 import lzma
+from fractions import Fraction
 from importlib import resources
 
 import mpmath
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4build.simulate import mufu
+from fa4build.simulate import lg2_unit, mufu
 from tests.simulate.rounding_oracle import F32, fraction_of, round_fraction
 
 mpmath.mp.prec = 120
@@ -46,16 +48,15 @@ def to_mpf(bits: int) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize(
-    ("function", "first"),
+    "function",
     [
-        pytest.param(np.exp2, 1.0, id="ex2"),
-        pytest.param(np.log2, 1.0, id="lg2"),
-        pytest.param(np.log2, 0.5, id="lg2-half"),
+        pytest.param(np.exp2, id="ex2"),
+        pytest.param(np.reciprocal, id="rcp"),
     ],
 )
-def test_no_table_entry_is_near_a_rounding_boundary(function, first):
+def test_no_table_entry_is_near_a_rounding_boundary(function):
     """The float64 value of every entry is at least 16 last places from an f32 midpoint, so any libm rounds it alike."""
-    values = function(first * (1 + np.arange(1 << 23) / 2.0**23))
+    values = function(1 + np.arange(1 << 23) / 2.0**23)
     tail = values.view(np.int64) & 0x1FFFFFFF
 
     assert np.abs(tail - 0x10000000).min() >= 16
@@ -134,7 +135,7 @@ def test_rcp_ftz_special_values(x, expected):
         (1.0, 0),
         (2.0, bits_of(1.0)),
         (2.0**127, bits_of(127.0)),
-        (0.25, bits_of(-2.0) - 1),  # the tail of the fraction: one place toward zero
+        (0.25, bits_of(-2.0) - 1),  # the interpolation does not begin at 0: one place toward zero
         (2.0**-126, bits_of(-126.0) - 1),
         (0.0, NEGATIVE_INF),
         (-0.0, NEGATIVE_INF),
@@ -150,31 +151,46 @@ def test_lg2_ftz_special_values(x, expected):
     assert expected == int(mufu.lg2_ftz(f32(x))[0])
 
 
-def test_lg2_adds_the_exponent_and_cuts_off():
-    """For x >= 1 the result is exponent + table(mantissa), rounded toward zero."""
-    # 12.0 = 8 * 1.5, mantissa index 2^22: table value L = round(log2 1.5) + correction; 3 + L cut to 24 bits.
-    table_bits = correctly_rounded(mpmath.log(1.5, 2)) + int(delta("lg2_1to2")[1 << 22])
-    expected = round_fraction(3 + fraction_of(table_bits), F32, "rz")
+@pytest.mark.parametrize(
+    ("t", "units"),
+    [
+        (0, 0),
+        (724, 0),  # 724^2 = 2^19 - 112, and no partial product reaches 2^19
+        (1024, 2),
+        (
+            1792,
+            5,
+        ),  # 2^10 + 2^9 + 2^8: 2^20 + 2 * 2^19 + 2 * 2^18; the other products lie below 2^19. 1792^2 is 6.1 units
+        (1 << 16, 1 << 13),
+    ],
+)
+def test_squares_leave_out_partial_products_below_their_unit(t, units):
+    """s(t) is the sum of the partial products of at least 2^19, in units of 2^19."""
+    assert units == int(lg2_unit.squares()[t])
 
-    assert expected == int(mufu.lg2_ftz(f32(12.0))[0])
+
+def test_interpolation_in_the_first_interval():
+    """c0 = 230, c1 = 47272, c2 = -727. t = 0: 32 * 230 + floor(17.25); t = 1024: + 47272 * 256 - 727 (s = 2)."""
+    first, second = lg2_unit.log2_of_mantissa(np.array([0, 1024]))
+
+    assert [7377, 7377 + 47272 * 256 - 727] == [first, second]
 
 
 @pytest.mark.parametrize(
-    ("x", "places"),
+    ("x", "units"),
     [
-        pytest.param(0.375, 0, id="needs-cutting"),
-        pytest.param(2.0**-126, 1, id="integer"),
+        pytest.param(12.0, 0, id="positive"),
+        pytest.param(0.375, 1, id="negative"),
+        pytest.param(0.25, 1, id="negative-power-of-two"),
+        pytest.param(0.99999994, 1, id="cancellation"),
     ],
 )
-def test_lg2_below_one_half_loses_a_place_where_nothing_is_cut(x, places):
-    """exponent + table(mantissa) toward zero; a sum that f32 holds exactly is one place smaller in magnitude."""
-    mantissa = bits_of(x) & 0x7FFFFF
-    exponent = (bits_of(x) >> 23) - 127
-    table_bits = correctly_rounded(mpmath.log(1 + mpmath.mpf(mantissa) / 2**23, 2)) if mantissa else 0
-    total = exponent + fraction_of(table_bits + int(delta("lg2_1to2")[mantissa]))
-    expected = round_fraction(total, F32, "rz") - places
+def test_lg2_adds_the_exponent_and_cuts_off(x, units):
+    """exponent + interpolation toward zero; of a negative sum first the ones' complement, one unit of 2^-36 less."""
+    exponent, mantissa = (bits_of(x) >> 23) - 127, bits_of(x) & 0x7FFFFF
+    fraction = Fraction(int(lg2_unit.log2_of_mantissa(np.array([mantissa]))[0]) + units, 2**36)
+    expected = round_fraction(exponent + fraction, F32, "rz")
 
-    assert (places == 1) == (fraction_of(round_fraction(total, F32, "rz")) == total)
     assert expected == int(mufu.lg2_ftz(f32(x))[0])
 
 
@@ -192,14 +208,6 @@ def test_lg2_errors_occur_exactly_as_often_as_on_the_hardware():
     counts[int(mufu.lg2_ftz(f32(0.5))[0]) - bits_of(-1.0) + 2] += 1
 
     assert [1_099_476, 1_055_732_263, 1_055_998_003, 1_099_475] == counts.tolist()
-
-
-def test_lg2_just_below_one_reads_its_own_table():
-    """On [0.5, 1) the result is the correctly rounded logarithm plus the measured correction."""
-    index = 3 << 20  # x = 0.5 * (1 + 0.375) = 0.6875
-    expected = correctly_rounded(mpmath.log(0.6875, 2)) + int(delta("lg2_half")[index])
-
-    assert expected == int(mufu.lg2_ftz(f32(0.6875))[0])
 
 
 @given(st.floats(-125, 127, width=32))

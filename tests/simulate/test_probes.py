@@ -16,7 +16,6 @@ from fa4build.simulate.global_memory import GlobalMemory
 from fa4build.simulate.launch import SimLaunch, parameter_block, run_launch
 from fa4build.simulate.ptx.parser import parse_module
 from tests.simulate.probes.catalog import PROBES, RECORDING, ptx_digest
-from tests.simulate.probes.elementwise import COUNT
 
 EACH_PROBE = pytest.mark.parametrize("name", sorted(PROBES))
 
@@ -80,34 +79,17 @@ def test_every_probe_writes_its_output(name):
     assert np.count_nonzero(probe.expected(probe.input) != probe.output) > 0
 
 
-def without_lg2_below_one(name, words, output, expected):
-    """`expected` with the hardware's words where lg2 is known to differ, once it is shown to differ by 2^-22 at most.
-
-    On [0.5, 1) the table of lg2 and the recording disagree in the last places (see `mufu.lg2_ftz`).
-    """
-    if name != "mufu":
-        return expected
-    block = slice(3 * COUNT, 4 * COUNT)  # ex2.ftz, ex2, rcp.ftz, lg2.ftz
-    argument = words[:COUNT].view(np.float32)
-    known = np.flatnonzero((argument >= 0.5) & (argument < 1)) + block.start
-    difference = expected[known].view(np.float32).astype(np.float64) - output[known].view(np.float32)
-    assert np.abs(difference).max() <= 2.0**-22
-    return np.where(np.isin(np.arange(output.size), known), output, expected)
-
-
 @EACH_PROBE
 def test_specification_agrees_with_the_hardware(name):
     """The formulas give the H200's words, bit for bit."""
     words, output = recorded(name)
-    expected = without_lg2_below_one(name, words, output, PROBES[name].expected(words))
 
-    assert [] == np.flatnonzero(expected != output).tolist()
+    assert [] == np.flatnonzero(PROBES[name].expected(words) != output).tolist()
 
 
 @EACH_PROBE
 def test_simulator_agrees_with_the_hardware(name):
     """The simulator gives the H200's words."""
     words, output = recorded(name)
-    found = without_lg2_below_one(name, words, output, run_in_simulator(PROBES[name], words, "eager"))
 
-    assert [] == differing(name, output, found)
+    assert [] == differing(name, output, run_in_simulator(PROBES[name], words, "eager"))

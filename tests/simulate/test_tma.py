@@ -1,7 +1,9 @@
 """Contract: a tile copy moves element (i0, i1, ..) of the box between global coordinate coords + i and the swizzled
-shared address of its linear index; loads write zero outside the tensor, stores write nothing there.
+shared address of its linear index; loads write zero outside the tensor, stores write nothing there but the rest of a
+16-byte piece that holds an element.
 
-The reference walks the box element by element with the formulas of the PTX manual.
+The reference walks the box element by element with the formulas of the PTX manual; the pieces are as recorded on an
+H200 (tests/simulate/probes/tensor_copies.py).
 """
 
 import dataclasses
@@ -20,14 +22,14 @@ BASE = 0x7F0000000000
 ELEMENT_BYTES = {"u8": 1, "bf16": 2, "f32": 4, "u64": 8}
 
 
-def reference_pairs(tmap, coords, shared_address):
+def reference_pairs(tmap, coords, shared_address, dims=None):
     """(inside?, global address, shared address) of every element, straight from the manual."""
-    size = tmap.element_bytes
+    size, dims = tmap.element_bytes, dims or tmap.dims
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[tmap.swizzle]
     pairs = []
     for linear, index in enumerate(itertools.product(*[range(extent) for extent in reversed(tmap.box)])):
         point = [c + i for c, i in zip(coords, reversed(index), strict=True)]
-        inside = all(0 <= g < dim for g, dim in zip(point, tmap.dims, strict=True))
+        inside = all(0 <= g < dim for g, dim in zip(point, dims, strict=True))
         address = tmap.address + point[0] * size + sum(g * s for g, s in zip(point[1:], tmap.strides, strict=True))
         target = shared_address + linear * size
         pairs.append((inside, address, target ^ (((target >> 7) & mask) << 4)))
@@ -56,14 +58,19 @@ def boxes(draw):
         element_strides=(1,) * rank,
         swizzle=swizzle,
     )
-    coords = tuple(draw(st.integers(-8, 40)) for _ in range(rank))
-    if draw(st.booleans()):
-        coords = (coords[0] * 16 // size, *coords[1:])
+    pieces = (dims[0] * size + 15) // 16
+    coords = (16 // size * draw(st.integers(-2, pieces)), *(draw(st.integers(-8, 40)) for _ in range(rank - 1)))
     return tmap, coords, 128 * draw(st.integers(0, 20))
 
 
+def whole_pieces(tmap):
+    """The dims with the first rounded up to 16 bytes."""
+    per_piece = 16 // tmap.element_bytes
+    return ((tmap.dims[0] + per_piece - 1) // per_piece * per_piece, *tmap.dims[1:])
+
+
 def memory_for(tmap, rng):
-    last = tmap.address - BASE + tmap.dims[0] * tmap.element_bytes
+    last = tmap.address - BASE + whole_pieces(tmap)[0] * tmap.element_bytes
     last += sum((dim - 1) * stride for dim, stride in zip(tmap.dims[1:], tmap.strides, strict=True))
     return rng.integers(0, 256, (last + 15) // 16 * 16, dtype=np.uint8)
 
@@ -87,18 +94,19 @@ def test_load_moves_every_element_and_zeroes_the_rest(box, seed):
 
 @given(boxes(), st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
-def test_store_writes_only_elements_inside_the_tensor(box, seed):
-    """The reverse copy; bytes between rows and outside the tensor keep their value."""
+def test_store_writes_only_pieces_that_begin_inside_the_tensor(box, seed):
+    """The reverse copy, of 16-byte pieces; bytes between rows and outside the tensor keep their value."""
     tmap, coords, shared_address = box
+    coords = tuple(max(c, 0) for c in coords)
     rng = np.random.default_rng(seed)
     memory, shared = memory_for(tmap, rng), rng.integers(0, 256, 1 << 16, dtype=np.uint8)
     expected = memory.copy()
     size = tmap.element_bytes
-    for inside, target, source in reference_pairs(tmap, coords, shared_address):
+    for inside, target, source in reference_pairs(tmap, coords, shared_address, whole_pieces(tmap)):
         if inside:
             expected[target - BASE : target - BASE + size] = shared[source : source + size]
 
-    tma.store_box(tma.plan_box(tmap, coords, shared_address), shared, memory, BASE)
+    tma.store_box(tma.plan_box(tmap, coords, shared_address, outgoing=True), shared, memory, BASE)
 
     assert np.array_equal(expected, memory)
 
@@ -145,13 +153,30 @@ def test_a_map_whose_base_lies_below_the_buffer_reaches_the_buffer():
 
 
 def test_reduction_adds_in_f32_and_keeps_subnormals():
-    """1e-40 + 1e-40 = 2e-40 (an H200 does not flush); elements outside the tensor are not touched."""
-    tmap = TensorMap(address=BASE, dtype="f32", dims=(3,), strides=(), box=(4,), element_strides=(1,))
-    memory = np.array([1e-40, 1.0, 2.0, 7.0], dtype=np.float32).view(np.uint8)
-    shared = np.array([1e-40, 0.5, -2.0, 1.0], dtype=np.float32).view(np.uint8)
-    tma.reduce_add_f32_box(tma.plan_box(tmap, (0,), 0, per_element=True), shared, memory, BASE)
+    """1e-40 + 1e-40 = 2e-40 (an H200 does not flush). The piece of the last element is added whole, the next not."""
+    tmap = TensorMap(address=BASE, dtype="f32", dims=(3,), strides=(), box=(8,), element_strides=(1,))
+    memory = np.array([1e-40, 1.0, 2.0, 7.0, 8.0, 0, 0, 0], dtype=np.float32).view(np.uint8)
+    shared = np.array([1e-40, 0.5, -2.0, 1.0, 1.0, 1, 1, 1], dtype=np.float32).view(np.uint8)
+    plan = tma.plan_box(tmap, (0,), 0, outgoing=True, per_element=True)
+    tma.reduce_add_f32_box(plan, shared, memory, BASE)
 
-    assert [2 * float(np.float32(1e-40)), 1.5, 0.0, 7.0] == memory.view(np.float32).tolist()
+    assert [2 * float(np.float32(1e-40)), 1.5, 0.0, 8.0, 8.0] == memory.view(np.float32)[:5].tolist()
+
+
+@pytest.mark.parametrize(
+    ("coords", "outgoing", "message"),
+    [
+        pytest.param((-4, 0, 0, 0), False, "multiple of 16 bytes", id="load-between-pieces"),
+        pytest.param((12, 0, 0, 0), True, "multiple of 16 bytes", id="store-between-pieces"),
+        pytest.param((-8, 0, 0, 0), True, "must not be negative", id="store-before-a-row"),
+        pytest.param((0, 0, -1, 0), True, "must not be negative", id="store-before-a-plane"),
+    ],
+)
+def test_coordinates_that_end_a_kernel_are_refused(coords, outgoing, message):
+    """On an H200 each of these is an illegal instruction; loads may begin before the tensor, 16 bytes at a time."""
+    with pytest.raises(SimulationError, match=message):
+        tma.plan_box(ATTENTION_TILE, coords, 0, outgoing=outgoing)
+    tma.plan_box(ATTENTION_TILE, (-8, -3, -1, 0), 0)
 
 
 @pytest.mark.parametrize(

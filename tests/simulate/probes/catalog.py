@@ -16,6 +16,7 @@ from tests.simulate.probes import (
     wgmma_tiles,
 )
 from tests.simulate.probes.probe import Probe
+from tests.simulate.probes.sweeps import Sweep
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
@@ -35,6 +36,6 @@ PROBES: dict[str, Probe] = {
 RECORDING = Path(__file__).parents[2] / "golden" / "h200_probes.npz"
 
 
-def ptx_digest(probe: Probe) -> str:
+def ptx_digest(probe: Probe | Sweep) -> str:
     """SHA-256 of the PTX text: a recording belongs to one text."""
     return hashlib.sha256(probe.ptx.encode()).hexdigest()

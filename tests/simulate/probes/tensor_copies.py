@@ -1,6 +1,12 @@
-"""Probes of TMA tile copies: loads, stores and reductions with every swizzle, across the edges of the tensor."""
+"""Probes of TMA tile copies: loads, stores and reductions with every swizzle, across the edges of the tensor.
+
+Stores and reductions that begin before the tensor are not among them: on an H200 each of nine stores and three
+reductions, with a negative coordinate in the first or another dimension, ended its kernel with an illegal instruction.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -48,27 +54,29 @@ _MAPS = (
         swizzle=128,
     ),
 )
-# (map, coordinates, shared offset from DATA): inside, negative start, ragged end, start inside a swizzle pattern.
+# (map, coordinates, shared offset from DATA): inside, negative start, ragged end, start inside a swizzle pattern. The
+# first coordinate is a multiple of 16 bytes: an H200 ends a kernel with an illegal instruction if it is not.
 _LOADS = (
     (0, (0, 0), 0),
     (0, (-8, -3), 2048),
     (0, (40, 30), 4096 + 384),
     (1, (8, 5), 6656),
-    (1, (-3, 33), 7680 + 128),
+    (1, (-8, 33), 7680 + 128),
     (2, (64, -1), 8960),
     (2, (16, 12), 9472 + 128),
-    (3, (70, 8), 10240),
+    (3, (72, 8), 10240),
     (4, (16, 36), 10496),
     (4, (-16, 0), 11520 + 256),
-    (5, (2, 1, -1), 12800),
+    (5, (4, 1, -1), 12800),
     (6, (0, 2, 0, 1), 13056),
     (6, (8, -1, 1, 3), 14080 + 512),
+    (5, (8, 2, 38), 15744),
 )
 _IMAGE_BYTES = 16384
 _WORDS = 1600 + 16  # the tensors lie in 40 rows of 160 bytes, and a little behind
 
 
-def _copy(text: str, kind: str, coords: tuple[int, ...], map_index: int, offset: int) -> str:
+def _copy(text: str, coords: tuple[int, ...], map_index: int, offset: int) -> str:
     coordinates = ", ".join(f"%r{40 + d}" for d in range(len(coords)))
     moves = "".join(f"\tmov.b32 \t%r{40 + d}, {c};\n" for d, c in enumerate(coords))
     shared = f"\tadd.s32 \t%r50, {SHARED}, {DATA + offset};\n"
@@ -86,7 +94,7 @@ _REDUCE = "\tcp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bul
 def _load_probe() -> Probe:
     name = "tensor_loads"
     total = sum(_MAPS[index].box_bytes for index, _, _ in _LOADS)
-    copies = "\n".join(_copy(_LOAD, "load", coords, index, offset) for index, coords, offset in _LOADS)
+    copies = "\n".join(_copy(_LOAD, coords, index, offset) for index, coords, offset in _LOADS)
     issue = f"\tmbarrier.arrive.expect_tx.shared.b64 \t%rd20, [{SHARED}], {total};\n{copies}"
     words = (DATA + _IMAGE_BYTES) // 4
     body = "".join(
@@ -119,23 +127,13 @@ def _load_probe() -> Probe:
     )
 
 
-# Stores use the maps one after another, each on its own copy of the tensor, so that no two stores meet.
-_STORES = ((0, (40, 30), 384), (1, (-3, 3), 2048), (2, (64, -1), 3072), (3, (70, 8), 3584), (4, (16, 36), 4096))
 _COPY_BYTES = 6464
 _STORE_IMAGE = 8192
 
 
 def _placed(index: int, place: int) -> TensorMap:
     tmap = _MAPS[index]
-    return TensorMap(
-        address=tmap.address + place * _COPY_BYTES,
-        dtype=tmap.dtype,
-        dims=tmap.dims,
-        strides=tmap.strides,
-        box=tmap.box,
-        element_strides=tmap.element_strides,
-        swizzle=tmap.swizzle,
-    )
+    return dataclasses.replace(tmap, address=tmap.address + place * _COPY_BYTES)
 
 
 def _outgoing_body(copies: str) -> str:
@@ -143,19 +141,18 @@ def _outgoing_body(copies: str) -> str:
     return fill_shared(THREADS, (DATA + _STORE_IMAGE) // 4, "%rd1") + by_first_thread(drain, "stored")
 
 
-def _store_probe() -> Probe:
-    name = "tensor_stores"
-    maps = tuple(_placed(index, place) for place, (index, _, _) in enumerate(_STORES))
-    copies = "\n".join(
-        _copy(_STORE, "store", coords, place, offset) for place, (_, coords, offset) in enumerate(_STORES)
-    )
-    output = unwritten(_COPY_BYTES * len(_STORES) // 4)
+def _store_probe(name: str, stores: tuple[tuple[int, tuple[int, ...], int], ...]) -> Probe:
+    """Stores (map, coordinates, shared offset), each to its own copy of the tensor, so that no two meet."""
+    maps = tuple(_placed(index, place) for place, (index, _, _) in enumerate(stores))
+    copies = "\n".join(_copy(_STORE, coords, place, offset) for place, (_, coords, offset) in enumerate(stores))
+    output = unwritten(_COPY_BYTES * len(stores) // 4)
 
     def expected(words: np.ndarray) -> np.ndarray:
         memory = output.copy().view(np.uint8)
         window = np.concatenate([np.zeros(SHARED_BASE, np.uint8), np.ascontiguousarray(words).view(np.uint8)])
-        for tmap, (_, coords, offset) in zip(maps, _STORES, strict=True):
-            tma.store_box(tma.plan_box(tmap, coords, SHARED_BASE + DATA + offset), window, memory, 0)
+        for tmap, (_, coords, offset) in zip(maps, stores, strict=True):
+            plan = tma.plan_box(tmap, coords, SHARED_BASE + DATA + offset, outgoing=True)
+            tma.store_box(plan, window, memory, 0)
         return memory.view(np.uint32)
 
     return Probe(
@@ -173,11 +170,10 @@ def _store_probe() -> Probe:
 
 
 def _reduce_probe() -> Probe:
-    name = "tensor_reduce"
+    name, coords = "tensor_reduce", (20, 7)
     tmap = TensorMap(
         address=0, dtype="f32", dims=(45, 20), strides=(192,), box=(32, 16), element_strides=(1, 1), swizzle=128
     )
-    coords = (20, 7)
     rng = np.random.default_rng(13)
     output = rng.standard_normal(48 * 20).astype(np.float32)
     output[::7] = 1e-40  # subnormal: the reduction does not flush
@@ -187,13 +183,13 @@ def _reduce_probe() -> Probe:
     def expected(words: np.ndarray) -> np.ndarray:
         memory = output.copy().view(np.uint8)
         window = np.concatenate([np.zeros(SHARED_BASE, np.uint8), np.ascontiguousarray(words).view(np.uint8)])
-        plan = tma.plan_box(tmap, coords, SHARED_BASE + DATA, per_element=True)
+        plan = tma.plan_box(tmap, coords, SHARED_BASE + DATA, outgoing=True, per_element=True)
         tma.reduce_add_f32_box(plan, window, memory, 0)
         return memory.view(np.uint32)
 
     return Probe(
         name=name,
-        ptx=kernel_text(name, THREADS, _outgoing_body(_copy(_REDUCE, "reduce", coords, 0, 0)), 1),
+        ptx=kernel_text(name, THREADS, _outgoing_body(_copy(_REDUCE, coords, 0, 0)), 1),
         threads=THREADS,
         shared_bytes=DATA + _STORE_IMAGE,
         input=source.view(np.uint32),
@@ -203,4 +199,12 @@ def _reduce_probe() -> Probe:
     )
 
 
-PROBES = (_load_probe(), _store_probe(), _reduce_probe())
+PROBES = (
+    _load_probe(),
+    _store_probe(
+        "tensor_stores", ((0, (40, 30), 384), (1, (8, 3), 2048), (2, (64, 5), 3072), (6, (8, 2, 1, 2), 4096 + 512))
+    ),
+    # The extent along the first dimension is no multiple of 16 bytes: the last piece of 16 bytes is written whole.
+    _store_probe("tensor_stores_ragged", ((3, (72, 8), 3584), (4, (16, 36), 4096), (5, (8, 2, 38), 6144))),
+    _reduce_probe(),
+)
