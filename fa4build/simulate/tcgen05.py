@@ -114,10 +114,13 @@ def _dealloc(b, ins, match):
 
     def run(g, mask) -> None:
         require_converged(g, mask, "tcgen05.dealloc")
+        if len(active_warps(g, mask)) != 1:
+            raise b.fault(f"tcgen05.dealloc is executed by {len(active_warps(g, mask))} warps; one warp must free")
         memory = _join_group(b, g.cta, int(match[1]))
+        start, count = uniform(address(g), mask, "address"), uniform(columns(g), mask, "columns")
+        _guarded(b, memory.allocator.free, start, count)
         if g.cta.observer is not None:
-            g.cta.observer.tmem_freed(g, mask, b.site)
-        _guarded(b, memory.allocator.free, uniform(address(g), mask, "address"), uniform(columns(g), mask, "columns"))
+            g.cta.observer.tmem_freed(g, mask, start & 0xFFFF, count, b.site)
 
     return run
 

@@ -225,23 +225,21 @@ def test_operand_from_tensor_memory():
     assert (out.view(np.float32) == a @ b.T).all()
 
 
-@pytest.mark.parametrize("schedule", ["eager", "late"])
-def test_product_of_a_cta_pair(schedule):
-    """cta_group::2, M 256: each CTA supplies its rows of A and half of B, and holds its rows of D; one multicast
-    commit.
-    """
-    a, b = _operands(256, 32)
-    data = np.concatenate(
+def _pair_data(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Each CTA's rows of A (256) and of B (32)."""
+    return np.concatenate(
         [
             np.concatenate([_core_matrices(a[128 * r : 128 * r + 128]), _core_matrices(b[16 * r : 16 * r + 16])])
             for r in range(2)
         ]
     )
-    load = LOAD.replace("x16", "x32").replace(
-        ", ".join(f"%r{40 + j}" for j in range(16)), ", ".join(f"%r{40 + j}" for j in range(32))
-    )
-    load += "".join(result(j, f"%r{40 + j}") for j in range(16, 32))
-    body = (
+
+
+def _pair_body(load: str) -> str:
+    """cta_group::2, M 256: each CTA supplies its rows of A and half of B, and holds its rows of D; `load` after one
+    multicast commit.
+    """
+    return (
         _alloc(32, 2)
         + COPY_IN
         + DESCRIPTORS
@@ -249,25 +247,52 @@ def test_product_of_a_cta_pair(schedule):
         "setp.ne.s32 %p6, %r12, 0; or.pred %p7, %p6, %p1; @%p7 bra ISSUED; elect.sync _|%p4, -1; @!%p4 bra ISSUED;"
         "tcgen05.mma.cta_group::2.kind::f16 [%r7], %rd10, %rd11, %r17, 0;"
         "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r5], %rs1; ISSUED:"
-        + WAIT
         + load
-        + "barrier.cluster.arrive; barrier.cluster.wait;"
         + _free(32, 2)
     )
-    out = run(
+
+
+def _run_pair(body: str, a: np.ndarray, b: np.ndarray, schedule: str) -> np.ndarray:
+    return run(
         body,
         threads=128,
         words=32,
         smem=8192,
         grid=2,
         cluster=2,
-        data=data,
+        data=_pair_data(a, b),
         target=TARGET,
         schedule=schedule,
         checks=True,
-    )
+    ).view(np.float32)
 
-    assert (out.view(np.float32) == a @ b.T).all()
+
+LOAD_32 = LOAD.replace("x16", "x32").replace(
+    ", ".join(f"%r{40 + j}" for j in range(16)), ", ".join(f"%r{40 + j}" for j in range(32))
+) + "".join(result(j, f"%r{40 + j}") for j in range(16, 32))
+
+
+@pytest.mark.parametrize("schedule", ["eager", "late"])
+def test_product_of_a_cta_pair(schedule):
+    """Rows 0..127 in the first CTA, 128..255 in the second, all columns in both."""
+    a, b = _operands(256, 32)
+
+    assert (
+        _run_pair(_pair_body(WAIT + LOAD_32 + "barrier.cluster.arrive; barrier.cluster.wait;"), a, b, schedule)
+        == a @ b.T
+    ).all()
+
+
+@pytest.mark.parametrize("schedule", ["eager", "late"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pair_must_not_free_what_the_product_of_the_first_may_still_write(schedule, rank):
+    """The product is issued in the first CTA and writes both; one of them frees without waiting for the commit."""
+    a, b = _operands(256, 32)
+    wait_of_the_other = f"setp.eq.s32 %p8, %r12, {rank}; @%p8 bra UNSEEN;" + WAIT + "UNSEEN:"
+    race = rf"R6-free CTA rank {rank} warp 0, .*tcgen05\.dealloc.*: frees .* write by mma of warp 0 of CTA 0"
+    message = rf"{race}|tcgen05\.mma.*columns 0\.\.31 are not allocated"  # where the second was faster
+    with pytest.raises(SimulationError, match=message):
+        _run_pair(_pair_body(wait_of_the_other), a, b, schedule)
 
 
 def test_tensor_memory_left_allocated_is_a_finding():
@@ -297,7 +322,7 @@ def test_copy_from_shared_memory(shape, first_source_row):
         + f"@%p1 bra ISSUED; elect.sync _|%p4, -1; @!%p4 bra ISSUED; tcgen05.cp.cta_group::1.{shape} [%r7], %rd10;"
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5]; ISSUED:"
         + WAIT
-        + f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {{{columns}}}, [%r8];"
+        + f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {{{columns}}}, [%r8]; tcgen05.wait::ld.sync.aligned;"
         + "".join(result(j, f"%r{40 + j}") for j in range(4))
         + _free()
     )

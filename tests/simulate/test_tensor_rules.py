@@ -107,6 +107,45 @@ def test_a_third_warp_passes_the_order_on_without_fences():
         check(body.replace(AFTER, ""))
 
 
+FREE_AT_ONCE = "@%p1 bra FREED; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, 32; FREED:"
+# Warps 1 to 3 are still at it when warp 0 frees.
+FREED_TOO_EARLY = [
+    pytest.param(STORE + WAIT_ST + FREE_AT_ONCE, r"R6-free .*dealloc.*write by tcgen05\.st of warp 1", id="store"),
+    pytest.param(
+        STORE + WAIT_ST + "bar.sync 0;" + LOAD + WAIT_LD + result(0, "%r11") + FREE_AT_ONCE,
+        r"R6-free .*dealloc.*frees tensor memory lanes 32.*read by warp 1 of CTA 0 at line \d+ `tcgen05\.ld",
+        id="load",
+    ),
+    pytest.param(
+        STORE + WAIT_ST + LOAD + result(0, "%r11") + "bar.sync 0;" + FREE_AT_ONCE,
+        r"R7w .*dealloc.*frees tensor memory .*tcgen05\.ld.*without a tcgen05\.wait::ld",
+        id="load-no-wait",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), FREED_TOO_EARLY)
+def test_tensor_memory_is_freed_after_its_last_use(body, message):
+    """dealloc hands the columns to whoever allocates next: all uses of all warps must be over, and known to be."""
+    with pytest.raises(SimulationError, match=message):
+        check(START + body, threads=128)
+    repaired = body.replace(FREE_AT_ONCE, WAIT_LD + "bar.sync 0;" + FREE_AT_ONCE)
+    check(START + repaired, threads=128)
+
+
+def test_only_the_freed_columns_are_undefined():
+    """Two blocks of 32 columns, the first freed: the second keeps its content."""
+    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5+64], 32;"
+    body = START.replace(alloc, alloc + alloc.replace("64", "80")) + (
+        "ld.shared.b32 %r9, [%r5+80]; add.s32 %r8, %r8, 32; @%p1 bra.uni KEPT;"
+        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, 32; KEPT:"
+    ).replace("@%p1 bra.uni KEPT;", STORE + WAIT_ST + "@%p1 bra KEPT;")
+    body += LOAD + WAIT_LD + result(0, "%r11") + "bar.sync 0; @%p1 bra FREED;"
+    body += "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, 32; FREED:"
+
+    assert check(body, threads=128).tolist() == list(range(128))
+
+
 @pytest.mark.parametrize("rule", ["R7w", "R15-before", "R15-after"])
 def test_kernels_that_do_without_can_be_allowed_to(rule):
     """Known good kernels have none of these: the findings become notes, one rule at a time."""

@@ -102,10 +102,9 @@ class Observer:
         for slot in self._slots(g, mask):
             self.tensor_rules.ordered(state, slot, kind)
 
-    def tmem_freed(self, g, mask, site: int) -> None:
-        """Cells are undefined after dealloc."""
-        shadow = self.state(g.cta.cluster).tensor_shadow(g.cta.rank)
-        shadow.initialised[:] = 0
+    def tmem_freed(self, g, mask, column: int, num_cols: int, site: int) -> None:
+        """tcgen05.dealloc by one warp."""
+        self.tensor_rules.freed(g, g.warps[active_warps(g, mask)[0]], column, num_cols, site)
 
     # --- waiting for asynchronous operations ------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""Tensor memory: R1 to R3, R7, R9 and R15, in the formal model of PTX ISA 9.7.16.6. Loads by `tcgen05.ld` are complete
-after `tcgen05.wait::ld` only, stores after `wait::st`, products when a commit is seen. Where another thread's access
-comes first, a barrier alone orders nothing: its thread must have fenced before it arrived
+"""Tensor memory: R1 to R3, R6-free, R7, R9 and R15, in the formal model of PTX ISA 9.7.16.6. Loads by `tcgen05.ld` are
+complete after `tcgen05.wait::ld` only, stores after `wait::st`, products when a commit is seen. Where another thread's
+access comes first, a barrier alone orders nothing: its thread must have fenced before it arrived
 (`tcgen05.fence::before_thread_sync`; a commit does it itself), this one after it waited (`::after_thread_sync`).
 `R7w`: the value of a load was used, and a barrier hands that on, but nothing says that the load is complete.
+`R6-free`: `tcgen05.dealloc` while something that uses the columns is not known to be over.
 """
 
 import numpy as np
@@ -79,6 +80,41 @@ class TensorRules:
         self._check_reads(g, state, shadow, where, slot, clock, site)
         self._note_write(shadow, where, *op.token, site, True)
 
+    def freed(self, g, warp, column: int, num_cols: int, site: int) -> None:
+        """tcgen05.dealloc: all that used the columns, of every warp and of both CTAs of a pair, must be over: another
+        CTA may own them next. The cells are undefined from now on.
+
+        No tcgen05.fence is asked for: dealloc is no access, and what is over needs no order.
+        """
+        state = self.observer.state(g.cta.cluster)
+        shadow, slot = state.tensor_shadow(g.cta.rank), state.slot(warp)
+        where, clock = _cells((0, 32 * QUARTERS, column, num_cols)), state.clocks.g[slot]
+        bits = np.full(len(where), FULL)
+        written = shadow.unordered_write(where, bits, clock)
+        read = shadow.unordered_reads(where, bits, clock)
+        if written.any():
+            granule = _first(where, written)
+            user, other = int(shadow.writer[granule]), int(shadow.write_site[granule])
+            self._report_free(g, state, "R6-free", granule, f"write by {state.clocks.names[user]}", other, site)
+        elif read.any():
+            granule = _first(where, read)
+            user, other = shadow.first_reader(granule, clock), int(shadow.read_site[granule])
+            self._report_free(g, state, "R6-free", granule, f"read by {state.clocks.names[user]}", other, site)
+        else:
+            self._check_loads(g, state, shadow, where, slot, (clock, None), site, "frees")
+        shadow.initialised[where] = 0
+        shadow.forget_reads(where)
+        shadow.writer[where] = -1
+        shadow.loads[where] = 0
+
+    def _report_free(self, g, state, rule: str, granule: int, use: str, other: int, site: int) -> None:
+        self.findings.error(
+            rule,
+            (site, other),
+            f"{self._place(g, site)}: frees {_name(granule)} while the {use} at {self.findings.line(other)} "
+            "is not known to be over",
+        )
+
     def _note_write(self, shadow, where, component: int, count: int, site: int, by_async: bool) -> None:
         shadow.note_write(where, np.full(len(where), FULL), component, count, site, by_async)
         shadow.forget_reads(where)
@@ -136,8 +172,8 @@ class TensorRules:
             event, other = (reader, int(shadow.reads[granule, reader])), int(shadow.read_site[granule])
             self._report_fence(g, state, granule, slot, event, other, site, "overwrites")
 
-    def _check_loads(self, g, state, shadow, where, slot: int, clocks_of, site: int) -> None:
-        """tcgen05.ld before a write: completed by wait::ld (R7w), and fenced (R15)."""
+    def _check_loads(self, g, state, shadow, where, slot: int, clocks_of, site: int, verb: str = "overwrites") -> None:
+        """tcgen05.ld before a write: completed by wait::ld (R7w), and fenced (R15; not asked for where None)."""
         loads = shadow.loads[where]
         loaders = np.flatnonzero(loads.any(axis=0))
         components = [_channel(state.clocks, "ld", int(loader)) for loader in loaders]
@@ -150,16 +186,18 @@ class TensorRules:
             self.findings.error(
                 "R7w",
                 (site, other),
-                f"{self._place(g, site)}: overwrites {_name(granule)} after the {loader} "
+                f"{self._place(g, site)}: {verb} {_name(granule)} after the {loader} "
                 f"at {self.findings.line(other)} without a tcgen05.wait::ld in between: its value was used, but the "
                 "load is not known to be complete",
             )
+            return
+        if fenced is None:
             return
         unfenced = loads[:, loaders] > fenced[components]
         if unfenced.any():
             row, which = np.argwhere(unfenced)[0].tolist()
             granule, event = int(where[row]), (components[which], int(loads[row, loaders[which]]))
-            self._report_fence(g, state, granule, slot, event, int(shadow.load_site[granule]), site, "overwrites")
+            self._report_fence(g, state, granule, slot, event, int(shadow.load_site[granule]), site, verb)
 
     def _report_fence(self, g, state, granule: int, slot: int, event, other: int, site: int, verb: str) -> None:
         """A barrier orders the event of another warp first, but a tcgen05.fence is missing on one of its sides."""

@@ -67,6 +67,16 @@ PLANTED_SM100 = (
         expected=r"tcgen05\.dealloc of 256 columns at 0; allocated blocks \(column: size\): \{0: 512\}",
     ),
     Planted(
+        name="freed while other warps may still read",
+        edit=drop(r"bar\.sync\s+0", -1),
+        expected=r"R6-free .*tcgen05\.dealloc.*frees tensor memory .* while the (?:read|write) by .* is not known",
+    ),
+    Planted(
+        name="freed while its last load may be under way",
+        edit=drop(r"tcgen05\.wait::ld", -1),
+        expected=r"R7w .*tcgen05\.dealloc.*frees tensor memory .*tcgen05\.ld.*without a tcgen05\.wait::ld",
+    ),
+    Planted(
         name="no block barrier after alloc",
         edit=drop(r"bar\.sync\s+0"),
         expected=r"R1 .*ld\.shared.*while the write by .*tcgen05\.alloc",
