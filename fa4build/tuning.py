@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa4build.arch import Arch, arch_named
 from fa4build.axes import DTYPES_16_BIT, DTYPES_FP8, Variant, spell_head_dims
@@ -120,7 +120,7 @@ class TuningRow:
 
 
 AnyTuning = Tuning | BackwardTuning | Sm100BackwardTuning | NoTuning
-WITHOUT_TUNING = ("bwd_preprocess", "bwd_postprocess")
+WITHOUT_TUNING = ("fwd_combine", "bwd_preprocess", "bwd_postprocess")
 
 
 def has_tuning(variant: Variant) -> bool:
@@ -305,8 +305,38 @@ _SM90_FORWARD: tuple[_Sm90Row, ...] = (
 )
 
 
-def _sm90_forward(variant: Variant) -> TuningRow:
+# Kernels over packed sequences compute as the dense ones do, but their copying warps search and gather: a few more
+# registers for these. A CTA of several tiles takes two, in every order.
+_SM90_PACKED_REGISTERS = {_THREE_CONSUMERS: (160, 32), _TWO_CONSUMERS: (232, 40)}
+_SM90_SPLIT_SOURCE = (
+    "64 query rows, since split keys are for few queries; as many stages as fit, since their bytes in flight bound it"
+)
+_SM90_SPLIT_REGISTERS = (256, 40)
+_SM90_SPLIT_TILES = {(64, 64): (128, 6), (96, 96): (128, 4), (128, 128): (128, 3), (192, 128): (128, 2)}
+_SM90_SPLIT_TILES |= {(256, 256): (64, 3)}  # head_dims -> (tile_n, kv_stages)
+
+
+def _sm90_row(variant: Variant) -> _Sm90Row:
+    if variant.split:
+        tile_n, kv_stages = _SM90_SPLIT_TILES[variant.head_dims]
+        return _Sm90Row(
+            head_dims=variant.head_dims,
+            masks=("full", "causal", "local"),
+            tile_m=64,
+            tile_n=tile_n,
+            registers=_SM90_SPLIT_REGISTERS,
+            kv_stages=kv_stages,
+            ping_pong=False,
+            source=_SM90_SPLIT_SOURCE,
+        )
     row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
+    if variant.layout == "dense":
+        return row
+    return replace(row, registers=_SM90_PACKED_REGISTERS[row.registers])
+
+
+def _sm90_forward(variant: Variant) -> TuningRow:
+    row = _sm90_row(variant)
     consumer_registers, producer_registers = row.registers
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
@@ -328,7 +358,8 @@ def _sm90_forward(variant: Variant) -> TuningRow:
         rescale_threshold=rescale_threshold,
         max_offset=max_offset,
     )
-    name = f"fwd-sm90a-{spell_head_dims(row.head_dims)}-{'|'.join(row.masks)}"
+    kind = ("" if variant.layout == "dense" else "-packed") + ("-split" if variant.split else "")
+    name = f"fwd-sm90a{kind}-{spell_head_dims(row.head_dims)}-{'|'.join(row.masks)}"
     return TuningRow(name=name, source=row.source, tuning=tuning)
 
 

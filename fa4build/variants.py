@@ -360,7 +360,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "layout": ("dense",),
                 "cta_group": (1,),
                 "deterministic": (False, True),
-                "softcap": (False,),
+                "softcap": (False, True),
             }
         ),
     ),
@@ -376,7 +376,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "layout": ("dense",),
                 "cta_group": (1,),
                 "deterministic": (False, True),
-                "softcap": (False,),
+                "softcap": (False, True),
             }
         ),
     ),
@@ -392,7 +392,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "layout": ("dense",),
                 "cta_group": (1,),
                 "deterministic": (False, True),
-                "softcap": (False,),
+                "softcap": (False, True),
             }
         ),
     ),
@@ -408,9 +408,13 @@ KERNELS: tuple[Kernel, ...] = (
                 "layout": ("dense",),
                 "cta_group": (2,),
                 "deterministic": (False, True),
-                "softcap": (False,),
+                "softcap": (False, True),
             }
         ),
+    ),
+    Kernel(
+        template="fwd_combine.py.j2",
+        axes=MappingProxyType({"op": ("fwd_combine",), "dtype": DTYPES_16_BIT, "sink": (False, True)}),
     ),
     Kernel(
         template="bwd_preprocess.py.j2",

@@ -28,6 +28,7 @@ from kernels_src.pipelines.arrive_counts import forward_arrive_counts
 from kernels_src.pipelines.ring import Cursor, Ring, release, wait_empty, wait_full
 from kernels_src.scheduling import longest_first, single_tile, static_persistent
 from kernels_src.softmax import online_softmax
+from kernels_src.softmax.softcap import cap_factor, cap_scores
 from kernels_src.warp_roles import ROWS_PER_WARPGROUP, THREADS_PER_WARPGROUP, WarpRoles
 
 NATURAL, LONGEST_FIRST = "natural", "longest_first"
@@ -47,7 +48,8 @@ class Schedule(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Scalars of a launch that every role reads."""
+    """Scalars of a launch that every role reads. softmax_scale: of the logits, so the cap where scores are capped;
+    cap_factor and sink: None where the variant has no such feature."""
 
     softmax_scale: object
     window_left: object
@@ -55,6 +57,8 @@ class Problem(NamedTuple):
     seqlen_q: object
     seqlen_k: object
     by_group_size: object
+    cap_factor: object = None
+    sink: object = None
 
 
 class Consumer(NamedTuple):
@@ -77,6 +81,7 @@ class Consumer(NamedTuple):
     row_sum: object
     rescale: object
     scale_log2: object
+    cap_factor: object
 
 
 class ForwardSm90:
@@ -152,11 +157,13 @@ class ForwardSm90:
         window_right: Int32,
         num_sms: Int32,
         stream,
+        sink: cute.Tensor | None = None,
+        softcap: Float32 | None = None,
     ):
         """Launches the kernel. Arguments: docs/formats.md section 1."""
         # The tensor maps want (rows, head_dim, head, batch), and for V, a transposed operand, (head_dim, rows, ...).
-        q_rows, k_rows, out_rows = (_permuted(t, (1, 3, 2, 0)) for t in (q, k, out))
-        v_columns, lse_rows = _permuted(v, (3, 1, 2, 0)), _permuted(lse, (2, 1, 0))
+        q_rows, k_rows, out_rows = (permuted(t, (1, 3, 2, 0)) for t in (q, k, out))
+        v_columns, lse_rows = permuted(v, (3, 1, 2, 0)), permuted(lse, (2, 1, 0))
         q_layout, k_layout, v_layout, o_layout = (cute.select(x, mode=[0, 1]) for x in self._smem_layouts())
         loads = (
             tma_load.make_tile_load(q_rows, q_layout, (ROWS_PER_WARPGROUP, self.head_dim)),
@@ -167,12 +174,14 @@ class ForwardSm90:
         seqlen_q, num_heads_q, num_heads_kv = q.shape[1], q.shape[2], k.shape[2]
         schedule = self._schedule(q, k)
         problem = Problem(
-            softmax_scale=softmax_scale,
+            softmax_scale=softmax_scale if const_expr(softcap is None) else softcap,
             window_left=window_left,
             window_right=window_right,
             seqlen_q=seqlen_q,
             seqlen_k=k.shape[1],
             by_group_size=cute.FastDivmodDivisorV2(num_heads_q // num_heads_kv),
+            cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
+            sink=sink,
         )
         num_ctas = schedule.num_tiles
         if const_expr(self.persistent and self.order == NATURAL):
@@ -276,9 +285,10 @@ class ForwardSm90:
             )
         return single_tile.tile_at(index, schedule.by_m_blocks, schedule.by_heads)
 
-    def _blocks(self, m_block, problem: Problem):
+    def _blocks(self, tile, problem: Problem):
+        """The blocks of keys that a tile visits."""
         return block_range(
-            m_block,
+            tile.m_block,
             tile_m=self.roles.tile_m,
             tile_n=self.tile_n,
             seqlen_q=problem.seqlen_q,
@@ -295,7 +305,7 @@ class ForwardSm90:
         for round_ in cutlass.range(self._num_tiles(schedule), unroll=1):
             tile = self._tile(round_, schedule)
             kv_head = tile.head // problem.by_group_size
-            blocks = self._blocks(tile.m_block, problem)
+            blocks = self._blocks(tile, problem)
             q_tiles = cute.local_tile(
                 q[None, None, tile.head, tile.batch], (ROWS_PER_WARPGROUP, self.head_dim), (None, 0)
             )
@@ -333,30 +343,7 @@ class ForwardSm90:
     @cute.jit
     def _compute_tiles(self, queries, keys, values, outputs, store_o, out, lse, schedule, problem, group):
         """A consumer warpgroup: softmax(Q K^T) V for its 64 rows of every tile."""
-        thread = arch.thread_idx()[0] % THREADS_PER_WARPGROUP
-        scores_mma = wgmma.scores_mma(self.dtype, self.tile_n, accumulate=True)
-        output_mma = wgmma.output_mma(self.dtype, self.head_dim_v)
-        work = Consumer(
-            group=group,
-            thread=thread,
-            first_scores_mma=wgmma.scores_mma(self.dtype, self.tile_n, accumulate=False),
-            scores_mma=scores_mma,
-            output_mma=output_mma,
-            queries=scores_mma.make_fragment_A(scores_mma.get_slice(0).partition_A(queries.tiles[None, None, group])),
-            keys=scores_mma.make_fragment_B(scores_mma.get_slice(0).partition_B(keys.tiles)),
-            values=output_mma.make_fragment_B(output_mma.get_slice(0).partition_B(values.tiles)),
-            key_ring=keys,
-            value_ring=values,
-            scores=cute.make_rmem_tensor(scores_mma.partition_shape_C((ROWS_PER_WARPGROUP, self.tile_n)), Float32),
-            probabilities=cute.make_rmem_tensor(
-                output_mma.partition_shape_A((ROWS_PER_WARPGROUP, self.tile_n)), self.dtype
-            ),
-            output=cute.make_rmem_tensor(output_mma.partition_shape_C((ROWS_PER_WARPGROUP, self.head_dim_v)), Float32),
-            row_max=cute.make_rmem_tensor(2, Float32),
-            row_sum=cute.make_rmem_tensor(2, Float32),
-            rescale=cute.make_rmem_tensor(2, Float32),
-            scale_log2=problem.softmax_scale * online_softmax.LOG2_E,
-        )
+        work = self._consumer(queries, keys, values, problem, group)
         q_at, k_at, v_at = (Cursor(Int32(0), Int32(0)) for _ in range(3))
         if const_expr(self.ping_pong):
             # The first turn comes from the last group, like every later one: no warp arrives twice at a barrier.
@@ -377,10 +364,37 @@ class ForwardSm90:
             if group == 0:
                 self._take_turn(0)
 
+    def _consumer(self, queries, keys, values, problem, group) -> Consumer:
+        thread = arch.thread_idx()[0] % THREADS_PER_WARPGROUP
+        scores_mma = wgmma.scores_mma(self.dtype, self.tile_n, accumulate=True)
+        output_mma = wgmma.output_mma(self.dtype, self.head_dim_v)
+        return Consumer(
+            group=group,
+            thread=thread,
+            first_scores_mma=wgmma.scores_mma(self.dtype, self.tile_n, accumulate=False),
+            scores_mma=scores_mma,
+            output_mma=output_mma,
+            queries=scores_mma.make_fragment_A(scores_mma.get_slice(0).partition_A(queries.tiles[None, None, group])),
+            keys=scores_mma.make_fragment_B(scores_mma.get_slice(0).partition_B(keys.tiles)),
+            values=output_mma.make_fragment_B(output_mma.get_slice(0).partition_B(values.tiles)),
+            key_ring=keys,
+            value_ring=values,
+            scores=cute.make_rmem_tensor(scores_mma.partition_shape_C((ROWS_PER_WARPGROUP, self.tile_n)), Float32),
+            probabilities=cute.make_rmem_tensor(
+                output_mma.partition_shape_A((ROWS_PER_WARPGROUP, self.tile_n)), self.dtype
+            ),
+            output=cute.make_rmem_tensor(output_mma.partition_shape_C((ROWS_PER_WARPGROUP, self.head_dim_v)), Float32),
+            row_max=cute.make_rmem_tensor(2, Float32),
+            row_sum=cute.make_rmem_tensor(2, Float32),
+            rescale=cute.make_rmem_tensor(2, Float32),
+            scale_log2=problem.softmax_scale * online_softmax.LOG2_E,
+            cap_factor=problem.cap_factor,
+        )
+
     @cute.jit
     def _attend(self, work: Consumer, queries, q_at, k_at, v_at, tile, problem):
         """The blocks of one tile, last to first: leaves O, maxima and sums in registers."""
-        blocks = self._blocks(tile.m_block, problem)
+        blocks = self._blocks(tile, problem)
         limits = self._limits(work, tile, problem)
         first, has_begin = blocks.end - 1, self.mask == LOCAL
         work.output.fill(0.0)
@@ -391,6 +405,7 @@ class ForwardSm90:
         warpgroup.wait_group(0)
         release(work.key_ring, k_at)
         k_at = k_at.next(self.kv_stages)
+        self._cap(work)
         self._mask(work, limits, first, has_begin, True)
         online_softmax.first_step(wgmma.rows_view(work.scores), work.row_max, work.row_sum, work.scale_log2)
 
@@ -432,6 +447,7 @@ class ForwardSm90:
             self._hand_over_turn(named_barriers.next_warpgroup(work.group, self.roles.consumer_warpgroups))
         warpgroup.wait_group(1)
         release(work.key_ring, k_at)
+        self._cap(work)
         self._mask(work, limits, block, has_begin, has_end)
         online_softmax.next_step(
             wgmma.rows_view(work.scores),
@@ -471,13 +487,21 @@ class ForwardSm90:
     def _first_row(self, work: Consumer, tile):
         return tile.m_block * self.roles.tile_m + work.group * ROWS_PER_WARPGROUP + wgmma.row_of_thread(work.thread)
 
+    def _lengths(self, tile, problem: Problem) -> tuple:
+        """(seqlen_q, seqlen_k) of the tile's sequence."""
+        return problem.seqlen_q, problem.seqlen_k
+
+    def _queries(self, work: Consumer, tile, problem: Problem) -> tuple:
+        """Which queries of the sequence this thread's two rows are."""
+        first_row = self._first_row(work, tile)
+        return first_row, first_row + 8
+
     def _limits(self, work: Consumer, tile, problem: Problem) -> tuple:
         """(begins, ends): visible keys of this thread's two rows, less its first column."""
-        seqlen_q, seqlen_k = problem.seqlen_q, problem.seqlen_k
+        seqlen_q, seqlen_k = self._lengths(tile, problem)
         column = wgmma.column_of_thread(work.thread)
-        first_row = self._first_row(work, tile)
         begins, ends = [], []
-        for row in (first_row, first_row + 8):
+        for row in self._queries(work, tile, problem):
             if self.mask == FULL:
                 ends.append(seqlen.visible_end(seqlen_k) - column)
             elif self.mask == CAUSAL:
@@ -487,6 +511,10 @@ class ForwardSm90:
                 begins.append(sliding_window.visible_begin(row, seqlen_q, seqlen_k, problem.window_left) - column)
         return tuple(begins), tuple(ends)
 
+    def _cap(self, work: Consumer) -> None:
+        if work.cap_factor is not None:
+            cap_scores(work.scores, work.cap_factor)
+
     def _mask(self, work: Consumer, limits: tuple, block, has_begin: bool, has_end: bool) -> None:
         if has_begin or has_end:
             begins, ends = (tuple(limit - block * self.tile_n for limit in side) for side in limits)
@@ -495,10 +523,10 @@ class ForwardSm90:
     @cute.jit
     def _write(self, work: Consumer, outputs, store_o, out, lse, tile, problem):
         """Normalises O and stores it and the LSE. One warp of the group drives the copy engine."""
-        lse_values = cute.make_rmem_tensor(2, Float32)
-        online_softmax.finish(
-            wgmma.rows_view(work.output), work.row_max, work.row_sum, lse_values, problem.softmax_scale
-        )
+        sinks = None
+        if const_expr(problem.sink is not None):
+            sinks = (problem.sink[tile.head],) * 2
+        lse_values = self._finish(work, problem, sinks)
         is_storing_warp = arch.warp_idx() % 4 == 0
         if const_expr(self._stores_run_on()):
             if is_storing_warp:
@@ -521,6 +549,14 @@ class ForwardSm90:
             lse[None, tile.head, tile.batch], lse_values, self._first_row(work, tile), problem.seqlen_q, work.thread
         )
 
+    def _finish(self, work: Consumer, problem: Problem, sinks):
+        """Normalises O in registers; the log-sum-exps of this thread's two rows. `sinks`: of these rows, or None."""
+        lse_values = cute.make_rmem_tensor(2, Float32)
+        online_softmax.finish(
+            wgmma.rows_view(work.output), work.row_max, work.row_sum, lse_values, problem.softmax_scale, sinks
+        )
+        return lse_values
+
     def _stores_run_on(self) -> bool:
         """Whether a store of O is still reading its shared memory while the next tile is computed."""
         return self.persistent and self.separate_output
@@ -530,7 +566,8 @@ class ForwardSm90:
         arch.barrier(barrier_id=barrier, number_of_threads=self.counts.warpgroup_threads)
 
 
-def _permuted(tensor: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
+def permuted(tensor: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
+    """The same tensor with its modes in another order."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
 
 

@@ -37,7 +37,7 @@ def test_a_written_variant_is_explained_in_full():
 
 def test_a_valid_variant_without_a_kernel_shows_the_tuning_it_will_have():
     """Nothing to render, so no template and no dependencies."""
-    explanation = explain(parse_axes("fwd-sm90a-bf16-hd128-causal-paged-split"))
+    explanation = explain(parse_axes("fwd-sm90a-bf16-hd128-causal-paged-softcap-sink"))
 
     assert explanation.is_valid
     assert not explanation.is_written

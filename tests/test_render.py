@@ -121,9 +121,9 @@ def test_the_header_names_the_variant_and_warns():
 
 def test_an_unwritten_variant_is_a_render_error():
     """There is no kernel to render."""
-    variant = parse_variant("fwd-sm90a-bf16-hd128-causal-varlen")
+    variant = parse_variant("fwd-sm90a-bf16-hd128-causal-varlen-softcap-sink")
 
-    with pytest.raises(RenderError, match="fwd-sm90a-bf16-hd128-causal-varlen: no kernel is written"):
+    with pytest.raises(RenderError, match="fwd-sm90a-bf16-hd128-causal-varlen-softcap-sink: no kernel is written"):
         render(variant, tuning_for(variant))
 
 

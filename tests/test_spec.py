@@ -133,8 +133,8 @@ def test_an_unreadable_file_is_a_variant_error(tmp_path, content):
         ("dtype = ['e4m3', 'bf16']", "matrix[0]: no selected variant has dtype 'e4m3'"),
         ("dtype = ['e4m3']", "matrix[0]: no combination of the listed values is valid"),
         (
-            "dtype = ['bf16']\nhead_dim = [64]\nlayout = ['varlen']",
-            "have no kernel yet: fwd-sm90a-bf16-hd64-full-varlen",
+            "dtype = ['bf16']\nhead_dim = [64]\nlayout = ['varlen']\nsoftcap = [true]\nsink = [true]",
+            "have no kernel yet: fwd-sm90a-bf16-hd64-full-varlen-softcap-sink",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def written(path: Path, record: dict) -> Path:
 
 
 def test_globs_take_what_is_written_and_skip_what_is_not():
-    """`fwd-sm90a-*` also matches varlen and paged kernels that nobody has written."""
+    """`fwd-sm90a-*` also matches kernels with cap and sink, which nobody has written."""
     chosen = [variant.id for variant in built_variants((), ("fwd-sm90a-*",))]
 
     assert set(chosen) == {v.id for v in expand_matrix(Selection(arches=("sm90a",))) if v.op == "fwd"}

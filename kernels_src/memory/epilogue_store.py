@@ -3,9 +3,12 @@
 Every warpgroup stores its own 64 rows, so groups never wait for one another. The tensor map clips rows beyond seqlen_q.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, warp
+
+from kernels_src.mma.wgmma import column_offset
 
 
 def make_tile_store(tensor, smem_layout, tile):
@@ -56,3 +59,17 @@ def store_lse(lse_rows, values, row, seqlen_q, thread):
             lse_rows[row] = values[0]
         if row + 8 < seqlen_q:
             lse_rows[row + 8] = values[1]
+
+
+@cute.jit
+def store_row(rows, r: cutlass.Constexpr[int], address):
+    """Stores a thread's float32 elements of its row `r`, straight from the accumulator: two neighbours a store.
+
+    Args: rows: rows_view of the accumulator; address: of the thread's first column in the row, 8-byte aligned.
+    Cost: an 8-byte store for two elements; the four threads of a row fill a sector of 32 bytes.
+    """
+    for i in cutlass.range_constexpr(0, cute.size(rows, mode=[1]), 2):
+        arch.inline_ptx(
+            "st.global.v2.f32 [{$r0}], {{$r1}, {$r2}};",
+            read_only_args=[address + 4 * column_offset(i), rows[r, i], rows[r, i + 1]],
+        )

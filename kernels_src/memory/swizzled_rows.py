@@ -5,7 +5,7 @@ row); a chunk holds its columns of all rows, one row behind the other. Within a 
 permuted by the row's number. Tiles of Q and K (contiguous along head_dim) and of V and O (contiguous along head_dim_v)
 are alike. Integers only: runs on the host and in a kernel.
 
-Source: CUDA driver API, CUtensorMapSwizzle; PTX ISA, shared memory layout of asynchronous warpgroup matrix instructions.
+Source: CUDA driver API, CUtensorMapSwizzle; PTX ISA, shared-memory layout of warpgroup matrix instructions.
 """
 
 PIECE = 16  # bytes of one piece

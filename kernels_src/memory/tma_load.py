@@ -21,6 +21,11 @@ def partition_load(atom, shared, tiles):
     )
 
 
+def partition_boxes(atom, shared, boxes):
+    """As `partition_load`, for a tensor divided into boxes: mode 0 of `boxes` is a box, mode 1 counts them."""
+    return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), boxes)
+
+
 @cute.jit
 def expect_bytes(barrier, num_bytes):
     """Announces the bytes of a stage and makes its one arrival. Contract: called by one whole, converged warp."""

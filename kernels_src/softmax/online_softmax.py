@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 from cutlass.cute import arch
 
+from kernels_src.softmax import sink
 from kernels_src.softmax.conditional_rescaling import keeps_reference
 
 LOG2_E = 1.4426950408889634
@@ -118,16 +119,24 @@ def rescale_output(output_rows, rescale, is_needed):
 
 
 @cute.jit
-def finish(output_rows, row_max, row_sum, lse, softmax_scale):
+def finish(output_rows, row_max, row_sum, lse, softmax_scale, sinks=None):
     """Normalises O and gives lse[r] = ln sum exp(scale * s), natural log; an empty row gets O = 0 and -inf.
 
+    Args: sinks: one logit for each of the two rows that joins the sum and has no value, or None.
     Cost: one reciprocal, one logarithm and two shuffles a row, a multiplication an element of O.
     """
     for r in cutlass.range_constexpr(2):
         total = _quad(row_sum[r], lambda a, b: a + b)
-        is_empty = total == 0.0
-        inverse = Float32(0.0) if is_empty else arch.rcp_approx(total)
-        logarithm = cute.math.log2(total, fastmath=True) * LN_2
-        lse[r] = -Float32.inf if is_empty else row_max[r] * softmax_scale + logarithm
+        if const_expr(sinks is None):
+            is_empty = total == 0.0
+            inverse = Float32(0.0) if is_empty else arch.rcp_approx(total)
+            logarithm = cute.math.log2(total, fastmath=True) * LN_2
+            lse[r] = -Float32.inf if is_empty else row_max[r] * softmax_scale + logarithm
+        else:
+            reference_log2, total, factor = sink.join(row_max[r] * softmax_scale * LOG2_E, total, sinks[r] * LOG2_E)
+            is_empty = total == 0.0
+            inverse = Float32(0.0) if is_empty else arch.rcp_approx(total) * factor
+            logarithm = reference_log2 + cute.math.log2(total, fastmath=True)
+            lse[r] = -Float32.inf if is_empty else logarithm * LN_2
         for i in cutlass.range_constexpr(cute.size(output_rows, mode=[1])):
             output_rows[r, i] = output_rows[r, i] * inverse
