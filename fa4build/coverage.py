@@ -2,7 +2,8 @@
 
 The runtime's own dispatcher is asked about every combination of axis values on every target. What it answers is
 compared with what the matrix says: no kernel may answer a problem that it does not compute, none may be unreachable,
-and none that was asked for may be absent.
+and none that was asked for may be absent. A problem that no kernel answers alone, such as split keys with a sink, is
+answered if each of the kernels that the runtime launches for it in turn is there (`steps_of`).
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ from fa4build.axes import Variant
 from fa4build.errors import CoverageError
 from fa4build.manifest import FAMILY, manifest_to_json
 from fa4build.pack import MANIFEST_FILE, read_pack
-from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
+from fa4build.runtime.fa4_kernels.abi import OUTPUT_DTYPES
+from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch
 from fa4build.runtime.fa4_kernels.errors import PackError
 from fa4build.runtime.fa4_kernels.packs import Entry, Pack, read_manifest
 from fa4build.variants import kernel_written, refused_variants, valid_variants
@@ -26,11 +28,12 @@ _FEATURES = ("split", "softcap", "sink")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What was found. Each problem of the domain is counted in one of `served`, `refused` and the next three.
+    """What was found. Each problem of the domain is counted once, in `served`, or in one of the next five.
 
     Attributes:
         targets: of the packs.
         served: entry id -> how many problems it answers.
+        composed: problems that several kernels answer in turn, none of them alone.
         refused: reason -> how many problems have no meaning or are ruled out for it.
         unwritten_problems: valid, without a kernel in this version; the reason is that nobody wrote it yet.
         missing_problems: a kernel is written and there is a pack for the target, and it does not hold it.
@@ -46,6 +49,7 @@ class Coverage:
     targets: tuple[str, ...]
     num_problems: int
     served: Mapping[str, int]
+    composed: int
     refused: Mapping[str, int]
     unwritten_problems: int
     missing_problems: int
@@ -126,13 +130,19 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         chosen = answers[0].id if answers else None
         alternatives |= {other.id for other in answers[1:] if other.axes != answers[0].axes}
         absent = [variant.id for variant in valid if kernel_written(variant) and variant.id not in entries]
+        steps = steps_of(problem)
         if chosen is not None:
             served[chosen] += 1
-            if chosen not in {variant.id for variant in valid}:
+            is_stand_in = chosen in _stand_ins(domain, arch, problem)
+            if chosen not in {variant.id for variant in valid} and not is_stand_in:
                 wrong.append(f"{problem} on {arch.target}: {chosen}")
-            missing += [name for name in absent if name in wanted]
-        elif not valid:
+            missing += [name for name in absent if name in wanted or is_stand_in]
+        elif not valid and not _has_steps(domain, arch, steps):
             refused[reasons[0]] += 1
+        elif not valid and all(_answers(step, arch, index) for step in steps):
+            without["composed"] += 1
+        elif not valid:  # what its steps lack is named where they are counted themselves
+            without[_lack_of_steps(domain, arch, steps, targets)] += 1
         elif not any(map(kernel_written, valid)):
             without["unwritten"] += 1
             unwritten += [variant.id for variant in valid]
@@ -146,6 +156,7 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         targets=targets,
         num_problems=len(domain),
         served=dict(sorted(served.items())),
+        composed=without["composed"],
         refused=dict(sorted(refused.items())),
         unwritten_problems=without["unwritten"],
         missing_problems=without["missing"],
@@ -172,10 +183,53 @@ def problem_of(variant: Variant) -> Problem:
     )
 
 
-def _domain() -> dict[tuple[Arch, Problem], tuple[list[Variant], list[str]]]:
+def steps_of(problem: Problem) -> tuple[Problem, ...]:
+    """The problems whose kernels the runtime launches in turn for this one; itself alone, unless keys are split.
+
+    Dense keys are split as packed ones, a view of them. The partial results of the splits are merged by `fwd_combine`,
+    where a sink joins. Source: docs/formats.md, section 1.
+    """
+    if problem.op != "fwd" or "split" not in problem.features:
+        return (problem,)
+    layout = "varlen" if problem.layout == "dense" else problem.layout
+    part = dataclasses.replace(problem, layout=layout, features=problem.features - {"sink"})
+    merge = Problem(
+        op="fwd_combine",
+        dtype=OUTPUT_DTYPES[problem.dtype],
+        head_dim=problem.head_dim_v,
+        head_dim_v=problem.head_dim_v,
+        features=problem.features & {"sink"},
+    )
+    return part, merge
+
+
+_Domain = dict[tuple[Arch, Problem], tuple[list[Variant], list[str]]]
+
+
+def _has_steps(domain: _Domain, arch: Arch, steps: tuple[Problem, ...]) -> bool:
+    """Whether a problem without a valid kernel of its own has some for each of its steps."""
+    return len(steps) > 1 and all(domain.get((arch, step), ([], []))[0] for step in steps)
+
+
+def _lack_of_steps(domain: _Domain, arch: Arch, steps: tuple[Problem, ...], targets: Iterable[str]) -> str:
+    """Why not all steps are answered."""
+    if not all(any(map(kernel_written, domain[arch, step][0])) for step in steps):
+        return "unwritten"
+    return "missing" if arch.target in targets else "other target"
+
+
+def _stand_ins(domain: _Domain, arch: Arch, problem: Problem) -> set[str]:
+    """Kernels that compute more than was asked: gradients summed in a fixed order where any order would do."""
+    if problem.deterministic:
+        return set()
+    valid, _ = domain.get((arch, dataclasses.replace(problem, deterministic=True)), ([], []))
+    return {variant.id for variant in valid}
+
+
+def _domain() -> _Domain:
     """Every problem on every target -> the valid variants that compute it, and the reasons against the others."""
     arches = {arch.name: arch for arch in ARCHES}
-    domain: dict[tuple[Arch, Problem], tuple[list[Variant], list[str]]] = {}
+    domain: _Domain = {}
     for variant in valid_variants():
         domain.setdefault((arches[variant.arch], problem_of(variant)), ([], []))[0].append(variant)
     for refused in refused_variants():
@@ -184,29 +238,35 @@ def _domain() -> dict[tuple[Arch, Problem], tuple[list[Variant], list[str]]]:
     return domain
 
 
-_Index = dict[tuple[str, str, object], tuple[Pack, ...]]
+_Index = dict[tuple[object, ...], tuple[Pack, ...]]
 
 
 def narrowed(packs: Iterable[Pack]) -> _Index:
-    """(target, op, head_dim) -> the packs with only such entries: the dispatcher refuses every other one.
+    """(target, op, axes that must be equal) -> the packs with only such entries: the dispatcher refuses every other.
 
     It makes the enumeration fast. That it changes no answer is a test.
     """
-    index: dict[tuple[str, str, object], list[Pack]] = {}
+    index: dict[tuple[object, ...], list[Pack]] = {}
     for pack in packs:
-        parts: dict[tuple[str, str, object], list[Entry]] = {}
+        parts: dict[tuple[object, ...], list[Entry]] = {}
         for entry in pack.manifest.entries:
-            parts.setdefault((entry.target, entry.op, entry.axes.get("head_dim")), []).append(entry)
+            key = (entry.target, entry.op, *(entry.axes.get(axis) for axis in EQUAL_AXES))
+            parts.setdefault(key, []).append(entry)
         for key, entries in parts.items():
             part = dataclasses.replace(pack.manifest, entries=tuple(entries))
             index.setdefault(key, []).append(dataclasses.replace(pack, manifest=part))
     return {key: tuple(parts) for key, parts in index.items()}
 
 
+def key_of(problem: Problem, arch: Arch) -> tuple[object, ...]:
+    """Where `narrowed` keeps the entries that may answer a problem on a target."""
+    return (arch.target, problem.op, *(getattr(problem, axis) for axis in EQUAL_AXES))
+
+
 def _answers(problem: Problem, arch: Arch, index: _Index) -> tuple[Entry, ...]:
     """The entry that the dispatcher chooses, then others that it found to fit."""
     device = Device(name=arch.name, compute_capability=arch.compute_capability)
-    decision = dispatch(problem, device, index.get((arch.target, problem.op, problem.head_dim), ()))
+    decision = dispatch(problem, device, index.get(key_of(problem, arch), ()))
     if decision.entry is None:
         return ()
     fitting = (item.entry for item in decision.trace if not item.reasons)

@@ -50,6 +50,7 @@ def _print(coverage: "Coverage") -> None:
     served = sum(coverage.served.values())
     click.echo(f"{coverage.num_problems} problems; packs for {', '.join(coverage.targets)}")
     click.echo(f"{served:7} served by {len(coverage.served)} kernels")
+    click.echo(f"{coverage.composed:7} served by several kernels in turn")
     for reason, count in coverage.refused.items():
         click.echo(f"{count:7} refused: {reason}")
     click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")

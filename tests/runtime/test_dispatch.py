@@ -121,6 +121,20 @@ def test_more_evidence_wins_then_the_first_id():
     assert dispatch(CAUSAL_128, H200, [pack(other, first)]).entry is first
 
 
+def test_an_order_of_sums_that_nobody_asked_for_is_not_paid_for():
+    """A deterministic kernel computes what the plain one does, more slowly: it stands in only where that one is not,
+    or has less evidence. Ids sort the other way round here."""
+    plain, ordered = (entry(f"bwd-sm90a-bf16-hd128-causal-{rest}softcap") for rest in ("", "deterministic-"))
+    plain, ordered = (replace(one, axes=one.axes | {"softcap": True}) for one in (plain, ordered))
+    proven = replace(ordered, evidence={"static": True, "simulated": {"cases": 1}, "silicon": None})
+    capped = replace(CAUSAL_128, op="bwd", features=frozenset({"softcap"}))
+
+    assert dispatch(capped, H200, [pack(ordered, plain)]).entry == plain
+    assert dispatch(replace(capped, deterministic=True), H200, [pack(ordered, plain)]).entry == ordered
+    assert dispatch(capped, H200, [pack(ordered)]).entry == ordered
+    assert dispatch(capped, H200, [pack(proven, plain)]).entry == proven
+
+
 def test_evidence_can_be_required():
     """An entry that has not passed the level is refused with that reason; without the wish none is needed."""
     (considered,) = dispatch(CAUSAL_128, H200, [pack(SM90.manifest.entries[0])], evidence="silicon").trace

@@ -17,11 +17,12 @@ OWN_FAMILY = "fa4"
 EVIDENCE_LEVELS = ("static", "simulated", "silicon")
 """What a kernel may have passed, in rising order."""
 
-# Axes that say what is computed, compared for equality.
-_EQUAL_AXES = ("dtype", "head_dim", "head_dim_v", "mask", "layout")
+EQUAL_AXES = ("dtype", "head_dim", "head_dim_v", "mask", "layout")
+"""Axes that say what is computed, compared for equality."""
+
 # Axes that say nothing about whether a kernel fits: how it is done, or what the entry's own fields state.
 # `when` is a rule over the extents of a call; what a GQA ratio excludes, it says.
-_FREE_AXES = frozenset({"op", "arch", "cta_group", "deterministic", "qhead_per_kvhead", "when", *_EQUAL_AXES})
+_FREE_AXES = frozenset({"op", "arch", "cta_group", "deterministic", "qhead_per_kvhead", "when", *EQUAL_AXES})
 _SPELLED_FEATURES = ("split", "softcap", "sink")
 _SHOWN_ENTRIES = 12
 
@@ -114,7 +115,8 @@ def dispatch(
         evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
         family: whose kernels are taken wherever one fits; None prefers none.
     Contract: among fitting entries those of `family` come first, then the one with most evidence, then our own before
-        another family's, then the one whose id sorts first.
+        another family's, then one that is not deterministic where that was not asked for, then the one whose id
+        sorts first.
     """
     packs = tuple(packs)
     trace: list[Considered] = []
@@ -127,7 +129,9 @@ def dispatch(
             trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
             if not reasons:
                 own = pack.manifest.family
-                order = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY, entry.id)
+                is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
+                preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
+                order = (*preferred, is_slower, entry.id)
                 fitting.append((order, pack, entry))
     best = min(fitting, key=lambda item: item[0], default=None)
     return Decision(
@@ -157,7 +161,7 @@ def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | N
         reasons.append(f"runs on {_capability_text(entry.target)}")
     if entry.op != problem.op:
         reasons.append(f"op is {entry.op}")
-    for axis in _EQUAL_AXES:
+    for axis in EQUAL_AXES:
         if entry.axes.get(axis) != getattr(problem, axis):
             reasons.append(f"{axis} is {entry.axes.get(axis)}")
     reasons += _feature_mismatches(problem, entry.axes)
