@@ -42,6 +42,7 @@ from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import single_tile, turns
 from kernels_src.softmax import correction, gradients, score_rows
+from kernels_src.softmax.softcap import cap_factor, cap_scores
 
 NUM_THREADS = 512
 LAUNCH_REGISTERS = 128  # a thread starts with an equal share of 65536
@@ -76,7 +77,7 @@ class Barriers(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Runtime facts of the launch that every role reads."""
+    """Runtime facts of the launch that every role reads. The last two are None without softcap."""
 
     seqlen_q: Int32
     seqlen_k: Int32
@@ -84,6 +85,8 @@ class Problem(NamedTuple):
     window_right: Int32
     scale: Float32
     heads_per_kv: Int32
+    softcap: object
+    cap_factor: object
 
 
 class Tiles(NamedTuple):
@@ -215,6 +218,7 @@ class BackwardSm100:
     @cute.jit
     def __call__(
         self,
+        *,
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
@@ -229,6 +233,7 @@ class BackwardSm100:
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        softcap=None,
         stream,
     ):
         batch, seqlen_q, num_heads, _ = q.shape
@@ -245,6 +250,8 @@ class BackwardSm100:
             window_right=window_right,
             scale=softmax_scale,
             heads_per_kv=num_heads // num_heads_kv,
+            softcap=softcap,
+            cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
         )
         self.kernel(maps, dpsum, lse_log2, dq_semaphore, problem, tiles).launch(
             grid=(num_n_blocks * num_heads_kv * batch, 1, 1),
@@ -689,7 +696,8 @@ class BackwardSm100:
 
     @cute.jit
     def _probabilities(self, bars, full, empty, shared, tmem, problem, work, step, key, row, half, slot, turn):
-        """S^T -> P^T of one tile; returns this thread's P in float32. full, empty: barriers of lse_log2."""
+        """S^T -> P^T of one tile; returns what dP - dpsum is multiplied by, in float32: this thread's P, times the
+        derivative of the soft cap. full, empty: barriers of lse_log2."""
         arch.mbarrier_wait(full + slot.stage, slot.phase)
         arch.mbarrier_wait(bars.s_full, turn & 1)
         fence_after_wait()
@@ -700,15 +708,28 @@ class BackwardSm100:
         for piece in cutlass.range_constexpr(HALF // FRAGMENT):
             cute.copy(load, source[None, None, piece], self._piece(values, piece, FRAGMENT))
         arch.fence_view_async_tmem_load()
+        if const_expr(problem.softcap is not None):
+            cap_scores(values, problem.cap_factor)
         if (step.m_block < work.inner_begin) | (step.m_block >= work.inner_end):
             first_query = step.m_block * TILE_M + half * HALF
             begin, end = self._visible_queries(key, problem)
             score_rows.mask_row(values, begin - first_query, end - first_query, True, self.mask == LOCAL)
         lse = cute.local_tile(shared.lse_log2[None, slot.stage], (HALF,), (half,))
-        gradients.probabilities(values, lse, -(problem.scale * Float32(LOG2_E)))
-        self._arrive_warp(empty + slot.stage)
-        for piece in cutlass.range_constexpr(HALF // FRAGMENT):
-            self._store_operand(values, piece, tmem, self.tmem.scores + half * HALF, row)
+        column = self.tmem.scores + half * HALF
+        if const_expr(problem.softcap is None):
+            gradients.probabilities(values, lse, -(problem.scale * Float32(LOG2_E)))
+            self._arrive_warp(empty + slot.stage)
+            for piece in cutlass.range_constexpr(HALF // FRAGMENT):
+                self._store_operand(values, piece, tmem, column, row)
+        else:
+            for piece in cutlass.range_constexpr(HALF // FRAGMENT):
+                mine = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
+                capped = mine.load()
+                of_piece = cute.local_tile(lse, (FRAGMENT,), (piece,))
+                gradients.probabilities(mine, of_piece, -(problem.softcap * Float32(LOG2_E)))
+                self._store_operand(values, piece, tmem, column, row)
+                gradients.damp(mine, capped)
+            self._arrive_warp(empty + slot.stage)
         arch.fence_view_async_tmem_store()
         fence_before_arrive()
         self._arrive_mma(bars.p_ready)

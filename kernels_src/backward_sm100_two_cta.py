@@ -49,6 +49,7 @@ from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import single_tile, turns
 from kernels_src.softmax import correction
+from kernels_src.softmax.softcap import cap_factor
 
 PAIR = 2
 PAIR_N = PAIR * TILE_N
@@ -174,6 +175,7 @@ class BackwardSm100TwoCta(BackwardSm100):
     @cute.jit
     def __call__(
         self,
+        *,
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
@@ -188,6 +190,7 @@ class BackwardSm100TwoCta(BackwardSm100):
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        softcap=None,
         stream,
     ):
         batch, seqlen_q, num_heads, _ = q.shape
@@ -204,6 +207,8 @@ class BackwardSm100TwoCta(BackwardSm100):
             window_right=window_right,
             scale=softmax_scale,
             heads_per_kv=num_heads // num_heads_kv,
+            softcap=softcap,
+            cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
         )
         self.kernel(maps, dpsum, lse_log2, dq_semaphore, problem, tiles).launch(
             grid=(num_n_blocks * num_heads_kv * batch * PAIR, 1, 1),

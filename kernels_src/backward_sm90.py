@@ -32,6 +32,7 @@ from kernels_src.scheduling import turns
 from kernels_src.scheduling.work_tile import decode_head
 from kernels_src.softmax import recomputed
 from kernels_src.softmax.online_softmax import LOG2_E
+from kernels_src.softmax.softcap import cap_factor, cap_scores
 from kernels_src.warp_roles import ROWS_PER_WARPGROUP, THREADS_PER_WARPGROUP, WarpRoles
 
 CONSUMERS = 2
@@ -42,7 +43,7 @@ NEVER = 1 << 30
 
 
 class Problem(NamedTuple):
-    """Scalars of a launch that every role reads."""
+    """Scalars of a launch that every role reads. The last two are None without a soft cap."""
 
     softmax_scale: object
     window_left: object
@@ -53,6 +54,8 @@ class Problem(NamedTuple):
     num_n_blocks: object
     by_n_blocks: object
     by_heads: object
+    softcap_log2: object
+    cap_factor: object
 
 
 class Tile(NamedTuple):
@@ -104,6 +107,7 @@ class Consumer(NamedTuple):
     dv: object
     dq: object
     scale_log2: object
+    cap_factor: object
 
 
 class At(NamedTuple):
@@ -172,6 +176,7 @@ class BackwardSm90:
     @cute.jit
     def __call__(
         self,
+        *,
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
@@ -186,6 +191,7 @@ class BackwardSm90:
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        softcap=None,
         stream,
     ):
         """Launches the kernel. Arguments: docs/formats.md section 1."""
@@ -218,6 +224,8 @@ class BackwardSm90:
         num_n_blocks, num_heads_kv, batch = cute.ceil_div(k.shape[1], TILE_N), k.shape[2], k.shape[0]
         problem = Problem(
             softmax_scale=softmax_scale,
+            softcap_log2=None if const_expr(softcap is None) else softcap * LOG2_E,
+            cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
             window_left=window_left,
             window_right=window_right,
             seqlen_q=q.shape[1],
@@ -503,7 +511,8 @@ class BackwardSm90:
             "keys": _as_a(scores_mma, _rows_of(shared.keys.tiles[None, None, 0], group, self.head_dim)),
             "queries": _as_b(scores_mma, shared.queries.tiles),
             "scores": cute.make_rmem_tensor(scores_mma.partition_shape_C((rows, self.tile_m)), Float32),
-            "scale_log2": problem.softmax_scale * LOG2_E,
+            "scale_log2": problem.softmax_scale * LOG2_E if problem.softcap_log2 is None else problem.softcap_log2,
+            "cap_factor": problem.cap_factor,
         }
         if self.has_dv:
             fields |= self._dv_fields(shared)
@@ -592,14 +601,21 @@ class BackwardSm90:
         else:
             warpgroup.wait_group(0)
         scores = wgmma.rows_view(work.scores)
+        if const_expr(work.cap_factor is not None):
+            cap_scores(work.scores, work.cap_factor)
         if const_expr(has_begin or has_end):
             begins, ends = (tuple(limit - m_block * self.tile_m for limit in side) for side in limits)
             mask_columns(scores, begins, ends, has_begin, has_end)
         column = wgmma.column_of_thread(work.thread)
-        recomputed.probabilities(scores, shared.lse[None, q_stage], column, work.scale_log2)
+        lse = shared.lse[None, q_stage]
+        if const_expr(work.cap_factor is None):
+            recomputed.probabilities(scores, lse, column, work.scale_log2)
+        else:
+            operand = work.probabilities_operand
+            recomputed.capped_probabilities(work.scores, operand, lse, column, work.scale_log2, self.dtype)
         if const_expr(not self.has_dk):
             release(shared.queries, at.query)
-        if const_expr(self.has_dv):
+        if const_expr(self.has_dv and work.cap_factor is None):
             wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
         if const_expr(self.has_dk):
             warpgroup.wait_group(0)
@@ -759,6 +775,7 @@ class BackwardSm90InTwo:
     @cute.jit
     def __call__(
         self,
+        *,
         q: cute.Tensor,
         k: cute.Tensor,
         v: cute.Tensor,
@@ -773,24 +790,26 @@ class BackwardSm90InTwo:
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        softcap=None,
         stream,
     ):
         """Launches both kernels. Arguments: docs/formats.md section 1."""
         for kernel in (self.only_dv, self.all_but_dv):
             kernel(
-                q,
-                k,
-                v,
-                dout,
-                dpsum,
-                lse_log2,
-                dq_accum,
-                dq_semaphore,
-                dk,
-                dv,
-                softmax_scale,
-                window_left,
-                window_right,
-                num_sms,
-                stream,
+                q=q,
+                k=k,
+                v=v,
+                dout=dout,
+                dpsum=dpsum,
+                lse_log2=lse_log2,
+                dq_accum=dq_accum,
+                dq_semaphore=dq_semaphore,
+                dk=dk,
+                dv=dv,
+                softmax_scale=softmax_scale,
+                window_left=window_left,
+                window_right=window_right,
+                num_sms=num_sms,
+                softcap=softcap,
+                stream=stream,
             )

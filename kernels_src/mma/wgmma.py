@@ -100,7 +100,11 @@ def round_to_operand(accumulator, operand, dtype) -> None:
     product that overwrites the accumulator, and both copies would be live (seen as spills with dsl 4.8.1).
     """
     packed = cute.recast_tensor(operand, cutlass.Int32)
-    code = f"cvt.rn.{'bf16' if dtype is cutlass.BFloat16 else 'f16'}x2.f32 {{$w0}}, {{$r0}}, {{$r1}};"
     for i in range(cute.size(packed)):
-        pair = [accumulator[2 * i + 1], accumulator[2 * i]]
-        packed[i] = arch.inline_ptx(code, write_only_types=[cutlass.Int32], read_only_args=pair)
+        packed[i] = rounded_pair(accumulator[2 * i], accumulator[2 * i + 1], dtype)
+
+
+def rounded_pair(low, high, dtype):
+    """Two float32 values as 16-bit values of one register."""
+    code = f"cvt.rn.{'bf16' if dtype is cutlass.BFloat16 else 'f16'}x2.f32 {{$w0}}, {{$r0}}, {{$r1}};"
+    return arch.inline_ptx(code, write_only_types=[cutlass.Int32], read_only_args=[high, low])

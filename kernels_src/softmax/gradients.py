@@ -59,3 +59,16 @@ def score_gradients(dprobabilities, weights, dpsum):
             i = piece * VECTOR + j
             difference = arch.sub_packed_f32x2((dprobabilities[i], dprobabilities[i + 1]), (sums[j], sums[j + 1]))
             dprobabilities[i], dprobabilities[i + 1] = arch.mul_packed_f32x2(difference, (weights[i], weights[i + 1]))
+
+
+@cute.jit
+def damp(weights, capped):
+    """weights *= 1 - t^2, in place: the derivative of softcap * tanh(y / softcap), where t = tanh(y / softcap).
+
+    Args: capped: t of the same scores, -inf where hidden (where the weight is 0).
+    Cost: two packed operations and a maximum a score.
+    """
+    for i in cutlass.range_constexpr(0, cute.size(weights), 2):
+        t = (cutlass.max(capped[i], Float32(-1.0)), cutlass.max(capped[i + 1], Float32(-1.0)))
+        slope = arch.fma_packed_f32x2((-t[0], -t[1]), t, (Float32(1.0), Float32(1.0)))
+        weights[i], weights[i + 1] = arch.mul_packed_f32x2((weights[i], weights[i + 1]), slope)

@@ -7,7 +7,9 @@ those of its own columns, pairs that are 8 apart, and reads them from shared mem
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass.cute import arch
 
+from kernels_src.mma.wgmma import rounded_pair
 from kernels_src.softmax.online_softmax import exp2
 
 
@@ -34,6 +36,35 @@ def probabilities(scores_rows, lse_log2, column, scale_log2):
     for i in cutlass.range_constexpr(cute.size(scores_rows, mode=[1])):
         for r in cutlass.range_constexpr(2):
             scores_rows[r, i] = exp2(scores_rows[r, i] * scale_log2 - lse[i % 2, i // 2])
+
+
+@cute.jit
+def capped_probabilities(scores, operand, lse_log2, column, softcap_log2, dtype: cutlass.Constexpr):
+    """P under a soft cap to the operand, and P times the cap's derivative in place of the scores.
+
+    Args: scores: accumulator S^T of t = tanh(score / softcap), -inf where hidden; operand: of a next product, 16-bit
+    pairs in the accumulator's order, or None; softcap_log2: softcap * log2 e; lse_log2, column: as `probabilities`.
+    Cost: as `probabilities`, and a maximum, a fused multiply-add and a multiplication an element.
+    """
+    lse = _of_columns(lse_log2, column)
+    packed = None if cutlass.const_expr(operand is None) else cute.recast_tensor(operand, cutlass.Int32)
+    for i in cutlass.range_constexpr(cute.size(scores) // 2):
+        capped = (scores[2 * i], scores[2 * i + 1])
+        weights = [exp2(capped[j] * softcap_log2 - lse[j, i // 2]) for j in range(2)]
+        if cutlass.const_expr(operand is not None):
+            packed[i] = rounded_pair(*weights, dtype)
+        for j in cutlass.range_constexpr(2):
+            scores[2 * i + j] = _damped(weights[j], capped[j])
+
+
+def _damped(weight, capped):
+    """weight * (1 - t^2). Volatile assembly holds its place: moved behind the exponentials of other elements it would
+    keep t and P of them all (seen as spills with dsl 4.8.1)."""
+    code = (
+        "{ .reg .f32 t, u; max.f32 t, {$r1}, 0fBF800000; neg.f32 u, t; "
+        "fma.rn.f32 u, u, t, 0f3F800000; mul.rn.f32 {$w0}, {$r0}, u; }"
+    )
+    return arch.inline_ptx(code, write_only_types=[Float32], read_only_args=[weight, capped])
 
 
 @cute.jit
