@@ -48,6 +48,7 @@ class PackedProblem(NamedTuple):
     seqused_k: object
     page_table: object
     by_page_size: object
+    has_boxes: object
     by_splits: object
     batch: object
     group_size: object
@@ -73,12 +74,14 @@ class PackedWork(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """TMA atoms and coordinate tensors of K and V."""
+    """TMA atoms and coordinate tensors of K and V. rows_k, rows_v: the tensors themselves, None unless paged."""
 
     load_k: object
     k: object
     load_v: object
     v: object
+    rows_k: object = None
+    rows_v: object = None
 
 
 class ForwardSm90Packed(ForwardSm90):
@@ -141,6 +144,7 @@ class ForwardSm90Packed(ForwardSm90):
             seqused_k=seqused_k,
             page_table=page_table,
             by_page_size=divisor(k.shape[1]) if const_expr(self.layout == PAGED) else None,
+            has_boxes=select(paged_keys.fits_boxes(k.shape[1]), 1, 0) if const_expr(self.layout == PAGED) else None,
             by_splits=divisor(num_splits) if const_expr(self.split) else None,
             batch=batch,
             group_size=group_size,
@@ -172,6 +176,8 @@ class ForwardSm90Packed(ForwardSm90):
         return Copies(
             *tma_load.make_tile_load(permuted(k, (1, 3, 2, 0)), _box_layout(k_layout, k_box, 1), k_box),
             *tma_load.make_tile_load(permuted(v, (3, 1, 2, 0)), _box_layout(v_layout, v_box, 0), v_box),
+            k,
+            v,
         )
 
     @cute.kernel
@@ -356,14 +362,18 @@ class ForwardSm90Packed(ForwardSm90):
         """Fills the next stage of K with one block; returns the cursor after it."""
         wait_empty(keys, at)
         barrier = keys.full + at.stage
-        tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim))
         if const_expr(self.layout == VARLEN):
+            tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim))
             rows = cute.domain_offset((work.first_key, 0), copies.k[None, None, work.kv_head])
             tiles = cute.local_tile(rows, (self.tile_n, self.head_dim), (None, 0))
             target, source = tma_load.partition_load(copies.load_k, keys.tiles, tiles)
             tma_load.start_load(copies.load_k, source[None, block], target[None, at.stage], barrier)
         else:
-            self._load_boxes(copies.load_k, copies.k, keys.tiles, at.stage, barrier, work, block, problem, 0)
+            if problem.has_boxes == 1:
+                tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim))
+                self._load_boxes(copies.load_k, copies.k, keys.tiles, at.stage, barrier, work, block, problem, 0)
+            else:
+                self._gather_keys(copies.rows_k, keys, at.stage, work, block, problem, self.head_dim)
         return at.next(self.kv_stages)
 
     @cute.jit
@@ -376,15 +386,21 @@ class ForwardSm90Packed(ForwardSm90):
         wait_empty(values, at)
         inside = work.seqlen_k - block * self.tile_n
         is_partial = inside < self.tile_n
+        if const_expr(self.layout == PAGED):
+            is_partial = is_partial & (problem.has_boxes == 1)  # gathered rows beyond the sequence are zeros already
         barrier = values.full + select(is_partial, self._tail_barrier(), at.stage)
-        tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim_v))
         if const_expr(self.layout == VARLEN):
+            tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim_v))
             columns = cute.domain_offset((0, work.first_key), copies.v[None, None, work.kv_head])
             tiles = cute.local_tile(columns, (self.head_dim_v, self.tile_n), (0, None))
             target, source = tma_load.partition_load(copies.load_v, values.tiles, tiles)
             tma_load.start_load(copies.load_v, source[None, block], target[None, at.stage], barrier)
         else:
-            self._load_boxes(copies.load_v, copies.v, values.tiles, at.stage, barrier, work, block, problem, 1)
+            if problem.has_boxes == 1:
+                tma_load.expect_bytes(barrier, self._bytes(self.tile_n, self.head_dim_v))
+                self._load_boxes(copies.load_v, copies.v, values.tiles, at.stage, barrier, work, block, problem, 1)
+            else:
+                self._gather_keys(copies.rows_v, values, at.stage, work, block, problem, self.head_dim_v)
         if is_partial:
             arch.mbarrier_wait(values.full + self._tail_barrier(), tail_phase)
             value_tail.zero_rows(
@@ -401,6 +417,29 @@ class ForwardSm90Packed(ForwardSm90):
                 arch.mbarrier_arrive(values.full + at.stage)
             tail_phase = tail_phase ^ 1
         return at.next(self.kv_stages), tail_phase
+
+    @cute.jit
+    def _gather_keys(self, rows, ring: Ring, stage, work: PackedWork, block, problem, columns: cutlass.Constexpr[int]):
+        """Fills a stage with one block, row by row, and waits for it: for page sizes that boxes do not fit."""
+        row_gather.gather_paged_rows(
+            rows,
+            ring.tiles[None, None, stage].iterator.toint(),
+            problem.page_table,
+            work.sequence,
+            work.kv_head,
+            block * self.tile_n,
+            work.seqlen_k,
+            problem.by_page_size,
+            arch.lane_idx(),
+            self.tile_n,
+            columns,
+        )
+        arch.cp_async_commit_group()
+        arch.cp_async_wait_group(0)
+        arch.fence_proxy("async.shared", space="cta")
+        arch.sync_warp()
+        with arch.elect_one():
+            arch.mbarrier_arrive(ring.full + stage)
 
     @cute.jit
     def _load_boxes(

@@ -7,6 +7,11 @@ from kernels_src.integers import maximum, minimum
 BOX_ROWS = 16
 
 
+def fits_boxes(page_size):
+    """Whether no box crosses a page of this size."""
+    return page_size % BOX_ROWS == 0
+
+
 def box_start(block, box, *, tile_n: int, seqlen_k):
     """First key of box number `box` of a block, in the sequence: for boxes beyond the last key, that of the last box
     that holds one, so that no entry of the page table behind the used ones is read.

@@ -8,7 +8,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute import arch
 
+from kernels_src.memory.paged_keys import place_of
 from kernels_src.memory.swizzled_rows import ELEMENTS, PIECE, piece_offset
+
+WARP = 32
 
 
 def packed_row(row, by_group) -> tuple:
@@ -57,7 +60,7 @@ def gather_packed_rows(
     Cost: a 16-byte piece costs a lane about 30 integer instructions.
     """
     pieces = columns // ELEMENTS
-    for step in cutlass.range((rows * pieces + workers - 1) // workers, unroll=2):
+    for step in cutlass.range((rows * pieces + workers - 1) // workers, unroll=1):
         index = step * workers + worker
         if index < rows * pieces:
             row, piece = index // pieces, index % pieces
@@ -66,6 +69,38 @@ def gather_packed_rows(
             source = row_address(tensor, first_token + token, first_head + head) + piece * PIECE
             target = shared_address + piece_offset(row, piece, rows=rows, columns=columns)
             start_piece_load(source, target, is_inside)
+
+
+@cute.jit
+def gather_paged_rows(
+    tensor,
+    shared_address,
+    page_table,
+    sequence,
+    head,
+    first_key,
+    num_keys,
+    by_page_size,
+    lane,
+    rows: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+):
+    """Starts the copies of `rows` keys of a paged cache from `first_key` on; keys from `num_keys` on arrive as zeros.
+
+    For page sizes that the copy engine's boxes do not fit. Args: tensor: (page, row, head, column), 16-bit; page_table:
+    (sequence, entry); the others as `gather_packed_rows`. Contract: as there; a whole warp calls it.
+    Cost: a 16-byte piece costs a lane about 40 integer instructions and a load from the page table.
+    """
+    pieces = columns // ELEMENTS
+    for step in cutlass.range(rows * pieces // WARP, unroll=1):
+        index = step * WARP + lane
+        row, piece = index // pieces, index % pieces
+        key = first_key + row
+        entry, within = place_of(cutlass.max(cutlass.min(key, num_keys - 1), 0), by_page_size)
+        page = page_table[sequence, entry] if num_keys > 0 else Int32(0)
+        source = tensor[page, within, head, None].iterator.toint() + piece * PIECE
+        target = shared_address + piece_offset(row, piece, rows=rows, columns=columns)
+        start_piece_load(source, target, key < num_keys)
 
 
 @cute.jit
@@ -87,7 +122,7 @@ def store_packed_rows(
     Contract: the tile was written before a barrier that the caller passed. Cost: as `gather_packed_rows`.
     """
     pieces = columns // ELEMENTS
-    for step in cutlass.range(rows * pieces // workers, unroll=2):
+    for step in cutlass.range(rows * pieces // workers, unroll=1):
         index = step * workers + worker
         row, piece = index // pieces, index % pieces
         if first_row + row < num_rows:
