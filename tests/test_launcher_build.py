@@ -307,4 +307,4 @@ def test_constants_and_layouts_agree_with_the_interpreters(tmp_path: Path) -> No
     ours = rodata([str(LIMITED_API)])
     assert ours == rodata(real_include())
     assert len(ours) == 8 * len(cells)
-    assert len(numbers) == 38
+    assert len(numbers) == 39

@@ -78,6 +78,11 @@ class FakeDriver:
         return self._library.fake_num_functions()
 
     @property
+    def num_maps(self):
+        """How often a tensor map was made."""
+        return self._library.fake_num_maps()
+
+    @property
     def launches(self):
         return [self._library.fake_launch(i).contents for i in range(self._library.fake_num_launches())]
 

@@ -58,7 +58,7 @@ _Static_assert(sizeof(Map) <= 128, "a tensor map has 128 bytes");
 
 static Kernel kernels[MAX_KERNELS];
 static Launch launches[MAX_LAUNCHES];
-static uint32_t num_kernels, num_loads, num_functions;
+static uint32_t num_kernels, num_loads, num_functions, num_maps;
 static atomic_uint num_launches;
 static _Thread_local uintptr_t stack[MAX_CONTEXTS];
 static _Thread_local int depth;
@@ -74,7 +74,7 @@ static int failing(const char *call) { return strcmp(fail_call, call) == 0 ? fai
 
 /* ---- steering ---- */
 void fake_reset(void) {
-    num_kernels = num_loads = num_functions = 0, num_launches = 0, depth = 0, fail_call[0] = 0, capability[0] = 9,
+    num_kernels = num_loads = num_functions = num_maps = 0, num_launches = 0, depth = 0, fail_call[0] = 0, capability[0] = 9,
     capability[1] = 0;
 }
 void fake_reset_launches(void) { num_launches = 0; }
@@ -83,6 +83,7 @@ void fake_capability(int major, int minor) { capability[0] = major, capability[1
 uint32_t fake_num_launches(void) { return num_launches; }
 uint32_t fake_num_loads(void) { return num_loads; }
 uint32_t fake_num_functions(void) { return num_functions; }
+uint32_t fake_num_maps(void) { return num_maps; }
 int fake_depth(void) { return depth; }
 const Launch *fake_launch(uint32_t i) { return &launches[i]; }
 const Kernel *fake_kernel(uint32_t i) { return &kernels[i]; }
@@ -218,6 +219,7 @@ int cuTensorMapEncodeTiled(void *out, int dtype, uint32_t rank, void *address, c
     map.swizzle = (uint8_t)swizzle, map.promotion = (uint8_t)promotion, map.fill = (uint8_t)fill, map.made = 0xA5;
     memset(out, 0, 128);
     memcpy(out, &map, sizeof map);
+    num_maps++;
     return 0;
 }
 

@@ -2,7 +2,7 @@
 
 import ctypes
 
-DLPACK_BFLOAT, DLPACK_FLOAT = 4, 2
+DLPACK_INT, DLPACK_FLOAT, DLPACK_BFLOAT = 0, 2, 4
 
 
 class DtypeObject:
@@ -17,6 +17,7 @@ class DtypeObject:
 
 BFLOAT16 = DtypeObject("torch.bfloat16")
 FLOAT32 = DtypeObject("torch.float32")
+INT32 = DtypeObject("torch.int32")
 BOOL = DtypeObject("torch.bool")
 
 

@@ -5,6 +5,8 @@ read in two ways, which must give the same launch: the DLPack C exchange API, an
 """
 
 import gc
+import hashlib
+import json
 import struct
 import sys
 import threading
@@ -13,8 +15,18 @@ import pytest
 from fa4_kernels import plan as encoding
 from fa4_kernels.errors import DriverError, InputError, LayoutError
 
+from fa4build.codegen import plan_evaluate
+from fa4build.codegen.plan_json import plan_from_json
 from tests.runtime.fake import Nodes, fake_cubin, forward_plan, launch_template, make_plan, param_bytes, read_map
-from tests.runtime.tensors import BOOL, FLOAT32, AttributeTensor, ExchangeTensor, NewerExchangeTensor
+from tests.runtime.tensors import (
+    BOOL,
+    DLPACK_INT,
+    FLOAT32,
+    INT32,
+    AttributeTensor,
+    ExchangeTensor,
+    NewerExchangeTensor,
+)
 
 ALIGN = {"q": 16, "k": 16, "v": 16, "out": 16, "lse": 4}
 POINTERS = {"q": 0x1000, "k": 0x2000, "v": 0x3000, "out": 0x4000, "lse": 0x5004}
@@ -285,6 +297,49 @@ def test_a_wrong_scalar_is_named(forward, scalars, message):
     """Numbers are checked against the type the plan gives them."""
     with pytest.raises(InputError, match=message):
         forward.run(*attribute_tensors(), *scalars)
+
+
+def lengths_plan():
+    """x (rows, 8) in bf16, lengths (n) in int32: pointers of both, n and its stride; what a kernel of packed sequences
+    is told about a list that may be left out."""
+    n = Nodes()
+    one = n("const", "i32", 1)
+    names = ("x.ptr", "lengths.ptr", "lengths.shape[0]", "lengths.stride[0]")
+    fields = [[8 * i, n("in", "i64", name)] for i, name in enumerate(names)]
+    guards = [(n("eq", "i64", fields[3][1], n("const", "i64", 1)), "lengths.stride[0] must be 1")]
+    misaligned = n("urem", "i64", fields[1][1], n("const", "i64", 4))
+    guards.append((n("eq", "i64", misaligned, n("const", "i64", 0)), "lengths.ptr must be a multiple of 4"))
+    args = [{"name": "x", "kind": "tensor", "dtype": "bf16", "rank": 2}]
+    args += [{"name": "lengths", "kind": "tensor", "dtype": "i32", "rank": 1}]
+    launches = [launch_template("k", [one] * 3, [{"kind": "bytes", "size": 32, "align": 8, "fields": fields}])]
+    rows = [{"expr": node, "message": text, "source": "spec"} for node, text in guards]
+    return make_plan(n, args=args, launches=launches, guards=rows)
+
+
+@pytest.mark.parametrize("kind", ["attributes", "exchange"])
+def test_a_list_of_integers_may_be_empty(launcher, bind, fake, kind):
+    """No element and no memory, stride 1, as torch has it: pointer 0 and extent 0 reach the kernel. The same holds for
+    both evaluators. A tensor of data may not be empty."""
+    document = lengths_plan()
+    launch = bind(document, fake_cubin(k=(32,)), align={"x": 16, "lengths": 4})
+    if kind == "attributes":
+        x, empty = AttributeTensor((2, 8), pointer=0x1000), AttributeTensor((0,), dtype=INT32, pointer=0)
+        no_rows = AttributeTensor((0, 8), pointer=0)
+    else:
+        x, empty = ExchangeTensor((2, 8), pointer=0x1000), ExchangeTensor((0,), code=DLPACK_INT, bits=32, pointer=0)
+        no_rows = ExchangeTensor((0, 8), pointer=0)
+    launch.run(x, empty)
+
+    assert struct.unpack("<4q", param_bytes(fake.launches[0])) == (0x1000, 0, 0, 1)
+    leaves = launch.leaves(x, empty)
+    reference = plan_from_json(json.dumps(document))
+    assert plan_evaluate.failed_guard(reference, leaves) is None
+    (evaluated,) = plan_evaluate.evaluate(reference, leaves)
+    in_c = launcher.Plan(encoding.encode_plan(document)).evaluate(leaves)
+    assert hashlib.sha256(in_c).hexdigest() == plan_evaluate.canonical_digest((evaluated,))
+    assert in_c[-32:] == param_bytes(fake.launches[0])
+    with pytest.raises(InputError, match=r"x\.shape\[0\] = 0: an empty tensor has nothing to launch"):
+        launch.run(no_rows, empty)
 
 
 def test_what_is_no_tensor_is_named(forward):

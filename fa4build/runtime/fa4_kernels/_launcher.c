@@ -1,13 +1,14 @@
 /* The launcher: loads cubins and launches kernels from launch plans, through the CUDA driver found at run time.
  *
- * Built as one translation unit, with _plan.h, _tensor.h and _cuda.h beside it. Needs Python.h of any CPython from 3.10
- * on (limited API), no CUDA header, no library but libc and libdl:
+ * Built as one translation unit, with _plan.h, _tensor.h, _cuda.h and _calls.h beside it. Needs Python.h of any CPython
+ * from 3.10 on (limited API), no CUDA header, no library but libc and libdl:
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -I INCLUDE _launcher.c -ldl -o _launcher.abi3.so
  *
  * Python sees Driver(path), Driver.load(cubin) -> Library, Plan(bytes), and Launch(driver, plan, library, device, ...).
- * A Launch is a plan bound to one device; its run(*arguments) is the host path of a call. Libraries and contexts are
- * never released, because kernels may still run when Python lets go of an object.
+ * A Launch is a plan bound to one device; its run(*arguments) launches. ForwardCalls and RecipeCalls (_calls.h) answer
+ * whole calls that were seen before: look up, allocate, launch. Libraries and contexts are never released, because
+ * kernels may still run when Python lets go of an object.
  */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
@@ -22,6 +23,7 @@
 #define MAX_LEAVES (MAX_ARGS * (1 + 2 * MAX_RANK))
 #define STACK_BLOCK_BYTES 8192u
 #define BLOCK_ALIGN 256u
+#define MAP_SLOTS 8u /* 2^3, see write_map */
 
 /* What a Launch keeps from call to call belongs to one call at a time. The interpreter lock sees to that; where there is
  * none, a mutex of the interpreter's does, which lets it stop threads that wait for it. */
@@ -51,6 +53,13 @@ typedef struct {
     Plan plan;
 } PlanObject;
 
+/* A tensor map and what it was made from. */
+typedef struct {
+    CUtensorMap map;
+    uint64_t address, dims[5], strides[4];
+    int is_made;
+} MapSlot;
+
 typedef struct {
     PyObject_HEAD
     DriverObject *driver;
@@ -63,12 +72,15 @@ typedef struct {
     MUTEX(mutex)
     uint64_t *leaves, *values;
     int is_evaluated; /* values belong to leaves */
+    void *maps_memory;
+    MapSlot *maps; /* MAP_SLOTS for each map of the plan, chosen by address */
     uint64_t device_facts[NUM_DEVICE_LEAVES];
     int ordinal, device_type;
     uint32_t num_call_args;
 } LaunchObject;
 
 static PyObject *driver_type, *library_type, *plan_type, *launch_type;
+static PyObject *forward_calls_type, *recipe_calls_type, *bound_forward_type, *bound_recipe_type;
 /* Exception classes, replaced by those of fa4_kernels.errors (`use_errors`). */
 static PyObject *input_error, *layout_error, *driver_error, *plan_error;
 
@@ -298,7 +310,7 @@ static PyMethodDef plan_methods[] = {
 
 static void launch_dealloc(PyObject *object) {
     LaunchObject *self = (LaunchObject *)object;
-    PyMem_Free(self->leaves), PyMem_Free(self->values);
+    PyMem_Free(self->leaves), PyMem_Free(self->values), PyMem_Free(self->maps_memory);
     Py_XDECREF((PyObject *)self->driver), Py_XDECREF((PyObject *)self->plan_object);
     Py_XDECREF((PyObject *)self->library), Py_XDECREF(self->stream_of);
     free_object(object);
@@ -378,13 +390,19 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     for (uint32_t i = 0; i < self->plan_object->plan.num_args; i++)
         self->num_call_args += self->plan_object->plan.args[i].kind != ARG_DEVICE;
     self->leaves = PyMem_Malloc(sizeof *self->leaves * (self->plan_object->plan.num_leaves + 1));
-    if (!self->values || !self->leaves)
+    self->maps_memory =
+        PyMem_Calloc(1, sizeof *self->maps * MAP_SLOTS * self->plan_object->plan.num_maps + _Alignof(MapSlot));
+    self->maps = (MapSlot *)(((uintptr_t)self->maps_memory + _Alignof(MapSlot) - 1) & ~(_Alignof(MapSlot) - 1));
+    if (!self->values || !self->leaves || !self->maps_memory)
         PyErr_NoMemory();
     else if (bind_device(self) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
+
+/* Lists of integers, such as the used length of each sequence, are left out by passing one without an element. */
+static int may_be_empty(const Arg *arg) { return arg->dtype == DTYPE_I32 || arg->dtype == DTYPE_I64; }
 
 static int refuse_tensor(const LaunchObject *self, const Arg *arg, const TensorView *view) {
     if (view->dtype != (int32_t)arg->dtype)
@@ -402,12 +420,12 @@ static int refuse_tensor(const LaunchObject *self, const Arg *arg, const TensorV
                      view->device_id, self->device_type == DEVICE_CUDA ? "cuda" : "cpu", self->ordinal);
     else {
         for (int32_t i = 0; i < view->rank; i++)
-            if (view->shape[i] <= 0) {
+            if (view->shape[i] < 0 || (view->shape[i] == 0 && !may_be_empty(arg))) {
                 PyErr_Format(input_error, "%s.shape[%d] = %lld: an empty tensor has nothing to launch", arg->name, i,
                              (long long)view->shape[i]);
                 return -1;
             }
-        if (view->pointer) return 0;
+        if (view->pointer || is_empty(view)) return 0;
         PyErr_Format(input_error, "%s has no memory (a fake or meta tensor?)", arg->name);
     }
     return -1;
@@ -423,8 +441,15 @@ static int refuse_layout(const Arg *arg, uint32_t position) {
     return -1;
 }
 
+static void write_tensor_leaves(const Arg *arg, const TensorView *view, uint64_t *leaves) {
+    leaves += arg->first_leaf;
+    leaves[0] = view->pointer;
+    for (uint32_t i = 0; i < arg->rank; i++)
+        leaves[1 + i] = (uint64_t)view->shape[i], leaves[1 + arg->rank + i] = (uint64_t)view->strides[i];
+}
+
 static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *object, uint32_t position,
-                         uint64_t *leaves, const ExchangeApi **api) {
+                         int is_transposed, uint64_t *leaves, const ExchangeApi **api) {
     TensorView view;
     const ExchangeApi *own = exchange_api(object);
     if (own ? view_from_exchange(object, own, &view) : view_from_attributes(object, &view)) {
@@ -432,21 +457,19 @@ static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *obj
             PyErr_Format(input_error, "%s: %R is no tensor", arg->name, (PyObject *)Py_TYPE(object));
         return -1;
     }
+    if (is_transposed) transpose_view(&view);
     if (refuse_tensor(self, arg, &view)) return -1;
     settle_free_strides(&view, arg->align);
     if (!layout_fits(&view, arg->align)) return refuse_layout(arg, position);
     if (own) *api = own;
-    leaves += arg->first_leaf;
-    leaves[0] = view.pointer;
-    for (uint32_t i = 0; i < arg->rank; i++)
-        leaves[1 + i] = (uint64_t)view.shape[i], leaves[1 + arg->rank + i] = (uint64_t)view.strides[i];
+    write_tensor_leaves(arg, &view, leaves);
     return 0;
 }
 
-/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `api`: of the last
- * tensor. */
-static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t *leaves,
-                          const ExchangeApi **api) {
+/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `transposed`: bit i
+ * swaps the last two modes of argument i, a tensor. `api`: of the last tensor. */
+static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t transposed,
+                          uint64_t *leaves, const ExchangeApi **api) {
     const Plan *plan = &self->plan_object->plan;
     uint32_t position = 0;
     if (num_args != (Py_ssize_t)self->num_call_args) {
@@ -459,7 +482,8 @@ static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ss
         if (arg->kind == ARG_DEVICE)
             leaves[arg->first_leaf] = self->device_facts[arg->device_leaf];
         else if (arg->kind == ARG_TENSOR)
-            failed = tensor_leaves(self, arg, args[position], position, leaves, api), position++;
+            failed = tensor_leaves(self, arg, args[position], position, transposed >> position & 1, leaves, api),
+            position++;
         else
             failed = scalar_word(args[position++], arg->dtype, arg->name, &leaves[arg->first_leaf]);
         if (failed) return -1;
@@ -529,8 +553,29 @@ static int raise_map(const LaunchObject *self, const LaunchSpec *spec, const Map
     return raise_driver(&self->driver->cuda, text, result);
 }
 
+/* The tensor map of the node values. Callers come with the same few addresses again, so the last ones are kept. */
+static CUresult write_map(LaunchObject *self, uint32_t index, unsigned char *out) {
+    const Map *map = &self->plan_object->plan.maps[index];
+    uint64_t address = self->values[map->addr], dims[5] = {0}, strides[4] = {0};
+    uint64_t place = (address >> 4) * 0x9E3779B97F4A7C15u >> 61; /* of MAP_SLOTS */
+    MapSlot *slot = &self->maps[index * MAP_SLOTS + place];
+    plan_map_numbers(map, self->values, dims, strides);
+    if (!slot->is_made || slot->address != address || memcmp(slot->dims, dims, sizeof dims) ||
+        memcmp(slot->strides, strides, sizeof strides)) {
+        slot->is_made = 0;
+        CUresult result = self->driver->cuda.map_encode(
+            &slot->map, MAP_DTYPE_ENUM[map->dtype], map->rank, (void *)(uintptr_t)address, dims, strides, map->box,
+            map->elem_strides, (int)map->interleave, (int)map->swizzle, (int)map->l2_promotion, (int)map->oob_nan);
+        if (result) return result;
+        slot->address = address, slot->is_made = 1;
+        memcpy(slot->dims, dims, sizeof dims), memcpy(slot->strides, strides, sizeof strides);
+    }
+    memcpy(out, &slot->map, sizeof slot->map);
+    return 0;
+}
+
 /* Write the parameters of one launch to their places in `block` and point at them. The context is current. */
-static int write_params(const LaunchObject *self, const LaunchSpec *spec, unsigned char *block, void **pointers) {
+static int write_params(LaunchObject *self, const LaunchSpec *spec, unsigned char *block, void **pointers) {
     const Plan *plan = &self->plan_object->plan;
     for (uint32_t p = spec->first_param; p < spec->first_param + spec->num_params; p++) {
         const Param *param = &plan->params[p];
@@ -539,14 +584,8 @@ static int write_params(const LaunchObject *self, const LaunchSpec *spec, unsign
             plan_write_bytes(plan, param, self->values, pointers[p]);
             continue;
         }
-        const Map *map = &plan->maps[param->first];
-        uint64_t dims[5], strides[4];
-        plan_map_numbers(map, self->values, dims, strides);
-        CUresult result = self->driver->cuda.map_encode(pointers[p], MAP_DTYPE_ENUM[map->dtype], map->rank,
-                                                        (void *)(uintptr_t)self->values[map->addr], dims, strides,
-                                                        map->box, map->elem_strides, (int)map->interleave,
-                                                        (int)map->swizzle, (int)map->l2_promotion, (int)map->oob_nan);
-        if (result) return raise_map(self, spec, map, result);
+        CUresult result = write_map(self, param->first, pointers[p]);
+        if (result) return raise_map(self, spec, &plan->maps[param->first], result);
     }
     return 0;
 }
@@ -657,20 +696,27 @@ static void evaluate_leaves(LaunchObject *self, const uint64_t *leaves) {
     self->is_evaluated = 1;
 }
 
-static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
-    LaunchObject *self = (LaunchObject *)object;
+/* Evaluate, check, launch. From here to the launch no Python code runs, so `values` is ours. */
+static int launch_evaluated(LaunchObject *self, const uint64_t *leaves, CUstream stream) {
     const Plan *plan = &self->plan_object->plan;
+    LOCK(self->mutex);
+    evaluate_leaves(self, leaves);
+    int64_t failed = plan_failed_guard(plan, self->values);
+    int result = failed >= 0 ? raise_guard(plan, (uint32_t)failed, leaves) : launch_in_context(self, stream);
+    UNLOCK(self->mutex);
+    return result;
+}
+
+static int launch_arguments(LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t transposed) {
     uint64_t leaves[MAX_LEAVES];
     const ExchangeApi *api = NULL;
     CUstream stream;
-    if (collect_leaves(self, args, num_args, leaves, &api) || current_stream(self, api, &stream)) return NULL;
-    LOCK(self->mutex);
-    evaluate_leaves(self, leaves); /* from here to the launch no Python code runs: `values` is ours */
-    int64_t guard = plan_failed_guard(plan, self->values);
-    int failed = guard < 0 && launch_in_context(self, stream);
-    UNLOCK(self->mutex);
-    if (guard >= 0) return raise_guard(plan, (uint32_t)guard, leaves), NULL;
-    if (failed) return NULL;
+    if (collect_leaves(self, args, num_args, transposed, leaves, &api) || current_stream(self, api, &stream)) return -1;
+    return launch_evaluated(self, leaves, stream);
+}
+
+static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
+    if (launch_arguments((LaunchObject *)object, args, num_args, 0)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -680,7 +726,7 @@ static PyObject *launch_leaves(PyObject *object, PyObject *const *args, Py_ssize
     uint64_t leaves[MAX_LEAVES];
     const ExchangeApi *api = NULL;
     char name[512];
-    if (collect_leaves(self, args, num_args, leaves, &api)) return NULL;
+    if (collect_leaves(self, args, num_args, 0, leaves, &api)) return NULL;
     PyObject *named = PyDict_New();
     for (uint32_t i = 0; named && i < plan->num_leaves; i++) {
         uint32_t type = leaf_type(plan, i);
@@ -699,6 +745,8 @@ static PyMethodDef launch_methods[] = {{"run", (PyCFunction)(void (*)(void))laun
                                        {"leaves", (PyCFunction)(void (*)(void))launch_leaves, METH_FASTCALL,
                                         "leaves(*arguments) -> dict: what the plan would be evaluated on"},
                                        {NULL, NULL, 0, NULL}};
+
+#include "_calls.h"
 
 /* ---- module ------------------------------------------------------------------------------------------------------ */
 
@@ -719,7 +767,7 @@ static PyMethodDef module_methods[] = {
 
 static PyObject *not_creatable(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)type, (void)args, (void)kwargs;
-    return PyErr_SetString(PyExc_TypeError, "made by Driver.load"), NULL;
+    return PyErr_SetString(PyExc_TypeError, "made by a method of another type"), NULL;
 }
 
 #define TYPE(variable, label, object, create, destroy, methods)                                                  \
@@ -732,6 +780,10 @@ TYPE(driver, "Driver", DriverObject, driver_new, free_object, driver_methods);
 TYPE(library, "Library", LibraryObject, not_creatable, free_object, library_methods);
 TYPE(plan, "Plan", PlanObject, plan_new, plan_dealloc, plan_methods);
 TYPE(launch, "Launch", LaunchObject, launch_new, launch_dealloc, launch_methods);
+TYPE(forward_calls, "ForwardCalls", CallsObject, calls_new, calls_dealloc, forward_methods);
+TYPE(recipe_calls, "RecipeCalls", CallsObject, calls_new, calls_dealloc, recipe_methods);
+TYPE(bound_forward, "BoundForward", BoundForward, not_creatable, bound_forward_dealloc, library_methods);
+TYPE(bound_recipe, "BoundRecipe", BoundRecipe, not_creatable, bound_recipe_dealloc, library_methods);
 
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
                                                "_launcher",
@@ -764,10 +816,14 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
         PyObject **place;
         PyType_Spec *spec;
         const char *name;
-    } types[4] = {{&driver_type, &driver_spec, "Driver"},
-                  {&library_type, &library_spec, "Library"},
-                  {&plan_type, &plan_spec, "Plan"},
-                  {&launch_type, &launch_spec, "Launch"}};
+    } types[] = {{&driver_type, &driver_spec, "Driver"},
+                 {&library_type, &library_spec, "Library"},
+                 {&plan_type, &plan_spec, "Plan"},
+                 {&launch_type, &launch_spec, "Launch"},
+                 {&forward_calls_type, &forward_calls_spec, "ForwardCalls"},
+                 {&recipe_calls_type, &recipe_calls_spec, "RecipeCalls"},
+                 {&bound_forward_type, &bound_forward_spec, "BoundForward"},
+                 {&bound_recipe_type, &bound_recipe_spec, "BoundRecipe"}};
     if (refuse_interpreter()) return NULL;
     input_error = layout_error = plan_error = PyExc_ValueError, driver_error = PyExc_RuntimeError;
     Py_INCREF(input_error), Py_INCREF(layout_error), Py_INCREF(driver_error), Py_INCREF(plan_error);
@@ -776,7 +832,7 @@ __attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__launcher(void) {
 #ifdef Py_GIL_DISABLED
     if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED)) Py_CLEAR(module);
 #endif
-    for (int i = 0; module && i < 4; i++) {
+    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         *types[i].place = PyType_FromSpec(types[i].spec);
         Py_XINCREF(*types[i].place); /* AddObject takes one, the static variable keeps one */
         if (!*types[i].place || PyModule_AddObject(module, types[i].name, *types[i].place)) Py_CLEAR(module);

@@ -33,3 +33,49 @@ class Launch:
     ) -> Launch: ...
     def run(self, *arguments: object) -> None: ...
     def leaves(self, *arguments: object) -> dict[str, int | float]: ...
+
+Maker = tuple[Callable[..., Any] | None, Callable[..., Any], Any]
+"""(empty_strided, new_empty, dtype); see allocation.py."""
+
+class ForwardCalls:
+    def __new__(cls, tensor_type: type, is_grad_enabled: Callable[[], bool]) -> ForwardCalls: ...
+    def add(
+        self,
+        launch: Launch,
+        mask: int,
+        head_dim: int,
+        head_dim_v: int,
+        extents: tuple[int, int, int, int, int] | None,
+        scale: float,
+        num_sms: int,
+        out: Maker,
+        lse: Maker,
+        scratch: Any | None,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        softmax_scale: float | None,
+        causal: bool,
+        window_size: Any,
+        return_lse: bool,
+        /,
+    ) -> tuple[Any, Any] | None: ...
+    def clear(self) -> None: ...
+
+class RecipeCalls:
+    def __new__(cls, tensor_type: type, is_grad_enabled: Callable[[], bool]) -> RecipeCalls: ...
+    def add(
+        self,
+        op: str,
+        arguments: dict[str, Any],
+        buffers: tuple[tuple[Maker, tuple[int, ...], float | None], ...],
+        steps: tuple[tuple[Launch, tuple[Any, ...]], ...],
+        results: tuple[int, ...],
+        /,
+    ) -> None: ...
+    def run(self, op: str, arguments: dict[str, Any], /) -> Any: ...
+    def clear(self) -> None: ...

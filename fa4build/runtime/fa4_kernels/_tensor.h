@@ -55,6 +55,7 @@ CACHE struct {
     int32_t dtype;
 } cached_dtypes[NUM_CACHED_DTYPES];
 static PyObject *name_exchange_api, *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_get_device;
+static PyObject *name_requires_grad, *name_fill;
 
 static int tensor_names_init(void) {
     name_exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
@@ -63,7 +64,9 @@ static int tensor_names_init(void) {
     name_stride = PyUnicode_InternFromString("stride");
     name_dtype = PyUnicode_InternFromString("dtype");
     name_get_device = PyUnicode_InternFromString("get_device");
-    return name_exchange_api && name_data_ptr && name_shape && name_stride && name_dtype && name_get_device ? 0 : -1;
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    name_fill = PyUnicode_InternFromString("fill_");
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* The exchange API of a type, of the major version known here, or NULL (never an error: the other way remains). */
@@ -187,6 +190,21 @@ static int view_from_attributes(PyObject *tensor, TensorView *view) {
     return result;
 }
 
+static int is_empty(const TensorView *view) {
+    for (int32_t i = 0; i < view->rank; i++)
+        if (view->shape[i] == 0) return 1;
+    return 0;
+}
+
+/* Swap the last two modes, as `.transpose(-1, -2)` does. */
+static void transpose_view(TensorView *view) {
+    int32_t last = view->rank - 1;
+    if (last < 1 || last >= (int32_t)MAX_RANK) return;
+    int64_t extent = view->shape[last], stride = view->strides[last];
+    view->shape[last] = view->shape[last - 1], view->strides[last] = view->strides[last - 1];
+    view->shape[last - 1] = extent, view->strides[last - 1] = stride;
+}
+
 /* A mode of extent 1 may carry any stride: give it the one of a dense tensor, rounded up to the argument's alignment,
  * so that neither guards nor the driver see a number that no kernel uses. */
 static void settle_free_strides(TensorView *view, uint32_t align) {
@@ -202,9 +220,11 @@ static void settle_free_strides(TensorView *view, uint32_t align) {
     }
 }
 
-/* True when the kernel can read the tensor where it lies: last stride 1; pointer and other strides aligned, none 0. */
+/* True when the kernel can read the tensor where it lies: last stride 1; pointer and other strides aligned, none 0. Of
+ * a tensor without an element nothing is read. */
 static int layout_fits(const TensorView *view, uint32_t align) {
     uint64_t item = DTYPE_BYTES[view->dtype];
+    if (is_empty(view)) return 1;
     int fits = view->pointer % align == 0 && view->strides[view->rank - 1] == 1;
     for (int32_t i = 0; i + 1 < view->rank; i++)
         fits &= view->shape[i] == 1 || (view->strides[i] > 0 && ((uint64_t)view->strides[i] * item) % align == 0);

@@ -1,11 +1,12 @@
 """Attention on torch tensors. Everything a call checks is checked before anything is launched.
 
-The path of a call is short on purpose: shapes are compared here, dtype, device and layout in C while the tensors are
-read. What depends on neither pointers nor extents is decided once and kept in `_bound`.
+The path of a call is short on purpose: a call like an earlier one is answered in C, where the tensors are read, checked
+and launched (`_answer`). Any other comes here: shapes are compared, dtype, device and layout are checked in C. What
+depends on neither pointers nor extents is decided once and kept in `_bound`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -13,29 +14,53 @@ import torch
 
 from . import loader, ops
 from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
+from .allocation import lse_scratch, tensor_maker
 from .autograd import Attention
-from .dispatch import Decision, Problem, extents_of
+from .dispatch import Decision, extents_of
 from .errors import InputError, LayoutError, NoKernelError
 from .gradients import BackwardLaunches, compute_gradients, load_backward, run_copying
+from .packed import (
+    attend_with_features,
+    flash_attn_combine,  # noqa: F401  public function of the package
+    flash_attn_varlen_func,  # noqa: F401  public function of the package
+    flash_attn_with_kvcache,  # noqa: F401  public function of the package
+)
+from .problems import (
+    DTYPES,
+    FP8_DTYPES,
+    NO_WINDOW,
+    TORCH_DTYPES,
+    Window,
+    canonical_mask,
+    check_alike,
+    ordinal_of,
+    problem_for,
+    requested_features,
+    steps_of,
+    window_size_of,
+)
 from .recipes import call, explain_call  # noqa: F401  public functions of the package
 
-_DTYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "e4m3",
-    torch.float8_e5m2: "e5m2",
-}
-_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
-_NO_WINDOW = (None, None)
 _MAX_BOUND = 4096
+_MASKS = ("full", "causal", "local")  # numbered as in _calls.h
 
-# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse); the last two
-# allocate. `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way torch offers.
+# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse, remember). The
+# two before the last allocate: `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way
+# torch documents. `remember(q, k, v)` tells _answer about extents where the kernel depends on them, or is None.
 # ("bwd", dtype, head_dim, head_dim_v, device, mask, deterministic) -> BackwardLaunches.
 _bound: dict[tuple[Any, ...], Any] = loader.bound
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+
+
+def _answer_none(*arguments: object) -> Any:
+    return None
+
+
+# (q, k, v, softmax_scale, causal, window_size, return_lse) -> (out, lse), or None for a call unlike the earlier ones.
+# It is the launcher's from the first kernel on.
+_answer: Callable[..., Any] = _answer_none
 
 
 def flash_attn_func(
@@ -44,7 +69,7 @@ def flash_attn_func(
     v: torch.Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    window_size: tuple[int | None, int | None] = NO_WINDOW,
     *,
     deterministic: bool | None = None,
     return_lse: bool = False,
@@ -53,6 +78,9 @@ def flash_attn_func(
     learnable_sink: torch.Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     score_mod: object = None,
     score_mod_bwd: object = None,
@@ -77,7 +105,8 @@ def flash_attn_func(
         deterministic: whether dq must have the same bits in every run, which costs time; the rest always has. None
             follows torch.use_deterministic_algorithms.
         return_lse: also return the log-sum-exp of the scaled scores. It is differentiable.
-        softcap, learnable_sink, num_splits > 1, score_mod, ...: need kernels built with them.
+        learnable_sink, softcap, num_splits, q_descale, k_descale, v_descale: as flash_attn_varlen_func.
+        score_mod, mask_mod, ...: need kernels built with them.
         pack_gqa: a hint about speed; not used.
     Returns: (out, lse). out: (batch, seqlen_q, num_heads_q, head_dim_v), contiguous, dtype of q (bf16 for fp8).
         lse: (batch, num_heads_q, seqlen_q), float32, natural logarithm; None unless asked for. Rows that see no key:
@@ -95,17 +124,30 @@ def flash_attn_func(
         or gather_kv_indices is not None
         or learnable_sink is not None
         or softcap
-        or num_splits > 1
+        or num_splits != 1
         or score_mod is not None
         or mask_mod is not None
         or aux_tensors is not None
         or aux_scalars is not None
         or block_sparse_tensors is not None
+        or q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
     ):
-        given: dict[str, Any] = {"qv": qv, "gather_kv_indices": gather_kv_indices, "learnable_sink": learnable_sink}
-        given |= {"score_mod": score_mod, "mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
-        given |= {"block_sparse_tensors": block_sparse_tensors, "softcap": softcap, "num_splits": num_splits}
-        _refuse_features(explain(q, k, v, causal=causal, window_size=window_size, **given))
+        unserved = {"qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "mask_mod": mask_mod}
+        unserved |= {"aux_tensors": aux_tensors, "aux_scalars": aux_scalars}
+        unserved |= {"block_sparse_tensors": block_sparse_tensors}
+        served = {"learnable_sink": learnable_sink, "softcap": softcap, "num_splits": num_splits}
+        served |= {"deterministic": deterministic, "return_lse": return_lse}
+        descales = (q_descale, k_descale, v_descale)
+        return attend_with_features(
+            q, k, v, softmax_scale, causal, window_size, descales=descales, **served, **unserved
+        )
+
+    if not _is_compiling():
+        answer = _answer(q, k, v, softmax_scale, causal, window_size, return_lse)
+        if answer is not None:
+            return answer
 
     try:
         batch, seqlen_q, num_heads_q, head_dim = q.shape
@@ -127,15 +169,17 @@ def flash_attn_func(
     if needs_grad or _is_compiling():
         return _attend(q, k, v, softmax_scale, causal, window_size, deterministic, return_lse)
 
-    if window_size == _NO_WINDOW:
+    if window_size == NO_WINDOW:
         mask, left = ("causal" if causal else "full"), WINDOW_UNBOUNDED
         right = 0 if causal else WINDOW_UNBOUNDED
     else:
         mask, left, right = canonical_mask(causal, window_size)
     bound = _bound.get((q.dtype, head_dim, head_dim_v, device, mask))
     if bound is None:
+        if q.dtype in FP8_DTYPES:
+            return _attend_fp8(q, k, v, softmax_scale, causal, window_size, return_lse)
         bound = _bind(q, k, v, mask)
-    run, num_sms, default_scale, new_out, new_lse = bound
+    run, num_sms, default_scale, new_out, new_lse, remember = bound
     if softmax_scale is None:
         softmax_scale = default_scale
     elif not (isinstance(softmax_scale, (int, float)) and 0 < softmax_scale < math.inf):
@@ -144,7 +188,7 @@ def flash_attn_func(
     out = new_out(batch, seqlen_q, num_heads_q, head_dim_v)
     lse = new_lse(batch, num_heads_q, seqlen_q)
     if not (batch and seqlen_q and num_heads_q and seqlen_k) or left + right < 0:
-        _check_unlaunched(q, k, v)
+        check_alike(q, k, v)
         out.zero_()
         lse.fill_(-math.inf)
     else:
@@ -152,27 +196,9 @@ def flash_attn_func(
             run(q, k, v, out, lse, softmax_scale, left, right, num_sms)
         except LayoutError:
             run_copying(run, [q, k, v], (out, lse, softmax_scale, left, right, num_sms))
+        if remember is not None:
+            remember(q, k, v)
     return out, (lse if return_lse else None)
-
-
-def canonical_mask(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[str, int, int]:
-    """(mask, window_left, window_right) of a call: which kernel, and the numbers it gets.
-
-    Contract: two negative sides mean no window; causal sets the right side to 0; (None, 0) is causal; anything else
-        with a side is local. Sides are clipped to +-2^30. Source: fa4-kernels.md, section 1.2.
-    """
-    try:
-        left, right = window_size
-        if left is not None and right is not None and left < 0 and right < 0:
-            left = right = None
-        if causal:
-            right = 0
-        mask = "local" if left is not None or right not in (None, 0) else "causal" if right == 0 else "full"
-        sides = (WINDOW_UNBOUNDED if side is None else int(side) for side in (left, right))
-        left, right = (max(-WINDOW_UNBOUNDED, min(side, WINDOW_UNBOUNDED)) for side in sides)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"window_size must be (left, right) of int or None, it is {window_size!r}") from error
-    return mask, left, right
 
 
 def explain(
@@ -181,7 +207,7 @@ def explain(
     v: torch.Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    window_size: tuple[int | None, int | None] = NO_WINDOW,
     *,
     deterministic: bool = False,
     op: str = "fwd",
@@ -190,18 +216,22 @@ def explain(
 ) -> Decision:
     """Which kernel a call would use and why each other was refused; print it. Loads and launches nothing.
 
-    Args: as flash_attn_func; `op` and `layout` ask about other kernels.
+    Args: as flash_attn_func; `op` and `layout` ask about other kernels. Where a call needs several kernels, the answer
+        is about the first that is missing, or else about the first.
     Raises: InputError when the tensors are not on a GPU or of a dtype no kernel takes.
     """
     mask = canonical_mask(causal, window_size)[0]
-    features = _requested_features(options)
-    problem = _problem(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=features)
-    ordinal = _ordinal(q)  # before the driver is opened: CPU tensors on a machine without one are the caller's mistake
+    features = requested_features(options)
+    problem = problem_for(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=features)
+    ordinal = ordinal_of(
+        q
+    )  # before the driver is opened: CPU tensors on a machine without one are the caller's mistake
     runtime = loader.runtime()
-    if layout == "dense" and q.dim() == k.dim() == 4:
+    if layout == "dense" and q.dim() == k.dim() == 4 and not features and q.dtype not in FP8_DTYPES:
         extents = extents_of("fwd/dense", (q, k), runtime.device(ordinal).sm_count)
-        problem = replace(problem, extents=extents)
-    return runtime.decide(problem, ordinal)
+        return runtime.decide(replace(problem, extents=extents), ordinal)
+    decisions = [runtime.decide(step, ordinal) for step in steps_of(problem)]
+    return next((decision for decision in decisions if decision.entry is None), decisions[0])
 
 
 def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> tuple[str, ...]:
@@ -214,7 +244,13 @@ def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> 
     """
     if devices is None:
         devices = [0 if loader.serves_cpu() else torch.cuda.current_device()]
-    return loader.runtime().preload(devices, select)
+    runtime = loader.runtime()
+    loaded = runtime.preload(devices, select)
+    if loader.serves_cpu() or torch.cuda.is_initialized():  # torch's allocator may start later, with the first tensor
+        for ordinal in devices:
+            device = torch.device("cpu") if loader.serves_cpu() else torch.device("cuda", ordinal)
+            lse_scratch(device, is_capturing=runtime.is_capturing)
+    return loaded
 
 
 def require_evidence(level: str | None) -> None:
@@ -224,99 +260,42 @@ def require_evidence(level: str | None) -> None:
     if level is not None and level not in EVIDENCE_LEVELS:
         raise InputError(f"evidence level {level!r} is unknown. Allowed: {', '.join(EVIDENCE_LEVELS)}.")
     loader.runtime().evidence = level
-    _bound.clear()
-
-
-def flash_attn_varlen_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **kwargs: object
-) -> NoReturn:
-    """Attention over packed sequences, or paged keys and values if `page_table` is given.
-
-    Raises: NoKernelError with the reasons, as no installed pack has such kernels that this version can call.
-    """
-    layout = "paged" if kwargs.get("page_table") is not None else "varlen"
-    window = kwargs.get("window_size", _NO_WINDOW)
-    mask = canonical_mask(bool(kwargs.get("causal", False)), window)[0]  # type: ignore[arg-type]
-    problem, ordinal = _problem(q, v, mask, layout=layout), _ordinal(q)
-    loader.runtime().launch_for(problem, ordinal)
-    raise NoKernelError(f"this fa4-kernels has no calling convention for layout {layout}; upgrade fa4-kernels")
-
-
-def flash_attn_combine(
-    out_partial: torch.Tensor, lse_partial: torch.Tensor, *args: object, **kwargs: object
-) -> NoReturn:
-    """Merge partial results of split keys.
-
-    Raises: NoKernelError with the reasons, as no installed pack has such kernels that this version can call.
-    """
-    problem, ordinal = _problem(out_partial, out_partial, "full", op="fwd_combine"), _ordinal(out_partial)
-    loader.runtime().launch_for(problem, ordinal)
-    raise NoKernelError("this fa4-kernels has no calling convention for fwd_combine; upgrade fa4-kernels")
+    loader.forget_calls()
 
 
 # Below: taken once a configuration, or on the way to an error.
 
-# Argument -> the axis a kernel must have been built with. Others, `return_lse` for one, ask for no other kernel.
-_FEATURES = {
-    "qv": "qv",
-    "gather_kv_indices": "gather_kv_indices",
-    "learnable_sink": "sink",
-    "score_mod": "score_mod",
-    "mask_mod": "mask_mod",
-    "aux_tensors": "aux_tensors",
-    "aux_scalars": "aux_scalars",
-    "block_sparse_tensors": "block_sparsity",
-}
 
-
-def _requested_features(options: Mapping[str, Any]) -> frozenset[str]:
-    """The features that the arguments of a call ask for. Neutral values ask for none."""
-    features = {axis for name, axis in _FEATURES.items() if options.get(name) is not None}
-    features |= {"softcap"} if options.get("softcap") else set()
-    features |= {"split"} if (options.get("num_splits") or 0) > 1 else set()
-    return frozenset(features)
-
-
-def _problem(q: torch.Tensor, v: torch.Tensor, mask: str, **more: Any) -> Problem:
-    dtype = _DTYPES.get(q.dtype)
-    if dtype is None:
-        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
-        raise InputError(f"q is {q.dtype}; kernels take {allowed}. Convert q, k and v first.")
-    return Problem(dtype=dtype, head_dim=q.shape[-1], head_dim_v=v.shape[-1], mask=mask, **more)
-
-
-def _ordinal(q: torch.Tensor) -> int:
-    """CUDA ordinal of a tensor; 0 for CPU tensors where the runtime is for those."""
-    if loader.serves_cpu():
-        return 0
-    if not q.is_cuda:
-        raise InputError(f"q is on {q.device}; the kernels run on CUDA devices. Move q, k and v to one first.")
-    return q.get_device()
-
-
-def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, float, Any, Any]:
+def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, float, Any, Any, Any]:
     """Decide, load and remember. Everything in the key of `_bound` is all that the result depends on."""
-    _check_unlaunched(q, k, v)
-    problem, ordinal, head_dim = _problem(q, v, mask), _ordinal(q), q.shape[-1]
+    check_alike(q, k, v)
+    problem, ordinal, head_dim = problem_for(q, v, mask), ordinal_of(q), q.shape[-1]
     runtime = loader.runtime()
     if len(_bound) >= _MAX_BOUND:
         _bound.clear()
     launch = runtime.launch_for(problem, ordinal)
-    out_dtype = _TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]]
-    new_out = torch.empty(0, dtype=out_dtype, device=q.device).new_empty
-    new_lse = torch.empty(0, dtype=torch.float32, device=q.device).new_empty
-    bound = (launch.run, runtime.device(ordinal).sm_count, 1.0 / math.sqrt(head_dim), new_out, new_lse)
+    num_sms, default_scale = runtime.device(ordinal).sm_count, 1.0 / math.sqrt(head_dim)
+    out = tensor_maker(TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]], q.device)
+    lse = tensor_maker(torch.float32, q.device)
+    scratch = lse_scratch(q.device, is_capturing=runtime.is_capturing)
+    if scratch is None:  # a capture: its calls are decided each, and the first one after it is remembered
+        return launch.run, num_sms, default_scale, out[1], lse[1], None
+    key = (_MASKS.index(mask), head_dim, v.shape[-1])
+
+    def remember_extents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        extents = (*q.shape[:3], *k.shape[1:3])
+        calls.add(launch.launch_for(q, k, v), *key, extents, default_scale, num_sms, out, lse, scratch)
+
+    calls = loader.compiled_calls("ForwardCalls")
+    by_extents = isinstance(launch, loader.ByExtents)
+    if not by_extents:
+        calls.add(launch, *key, None, default_scale, num_sms, out, lse, scratch)
+    remember = remember_extents if by_extents else None
+    bound = (launch.run, num_sms, default_scale, out[1], lse[1], remember)
     _bound[(q.dtype, head_dim, v.shape[-1], q.get_device(), mask)] = bound
+    global _answer
+    _answer = calls.run
     return bound
-
-
-def _check_unlaunched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """One dtype, one device: what the launcher checks when something is launched."""
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise InputError(f"{name} is {tensor.dtype}, q is {q.dtype}; q, k and v must have one dtype")
-        if tensor.device != q.device:
-            raise InputError(f"{name} is on {tensor.device}, q is on {q.device}; q, k and v must be on one device")
 
 
 def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoReturn:
@@ -338,8 +317,19 @@ def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoRetur
     raise InputError(f"num_heads_q = {q.shape[2]} is no multiple of num_heads_kv = {k.shape[2]}: {shapes}")
 
 
-def _refuse_features(decision: Decision) -> NoReturn:
-    raise NoKernelError(f"{', '.join(sorted(decision.problem.features))}: {decision}")
+def _attend_fp8(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Window,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Without factors: their kernels take them always."""
+    plain: dict[str, Any] = {"learnable_sink": None, "softcap": 0.0, "num_splits": 1, "descales": (None, None, None)}
+    options = plain | {"deterministic": None, "return_lse": return_lse}
+    return attend_with_features(q, k, v, softmax_scale, causal, window_size, **options)
 
 
 def _attend(
@@ -377,9 +367,9 @@ def _bind_backward(
     key = ("bwd", q.dtype, q.shape[3], v.shape[3], q.get_device(), mask, deterministic)
     launches = _bound.get(key)
     if launches is None:
-        _check_unlaunched(q, k, v)
-        ordinal = _ordinal(q)
-        problem = _problem(q, v, mask, op="bwd", deterministic=deterministic)
+        check_alike(q, k, v)
+        ordinal = ordinal_of(q)
+        problem = problem_for(q, v, mask, op="bwd", deterministic=deterministic)
         try:
             launches = load_backward(loader.runtime(), problem, ordinal, q.device)
         except NoKernelError as error:
@@ -391,16 +381,11 @@ def _bind_backward(
     return launches
 
 
-def _window_size(left: int, right: int) -> tuple[int | None, int | None]:
-    """The window_size that canonical_mask brings to these numbers."""
-    return None if left == WINDOW_UNBOUNDED else left, None if right == WINDOW_UNBOUNDED else right
-
-
 def _operator_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float, left: int, right: int, deterministic: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        out, lse = flash_attn_func(q, k, v, softmax_scale, False, _window_size(left, right), return_lse=True)
+        out, lse = flash_attn_func(q, k, v, softmax_scale, False, window_size_of(left, right), return_lse=True)
     assert lse is not None
     return out, lse
 
@@ -418,9 +403,9 @@ def _operator_backward(
     right: int,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mask = canonical_mask(False, _window_size(left, right))[0]
+    mask = canonical_mask(False, window_size_of(left, right))[0]
     launches = _bind_backward(q, k, v, mask, deterministic)
-    return compute_gradients(launches, (q, k, v, out, lse), dout, dlse, softmax_scale, (left, right))
+    return compute_gradients(launches, (q, k, v, out, lse), dout, dlse, softmax_scale, (left, right))[:3]
 
 
-ops.define(_operator_forward, _operator_backward, _DTYPES)
+ops.define(_operator_forward, _operator_backward, DTYPES)

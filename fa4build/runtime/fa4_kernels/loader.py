@@ -78,6 +78,11 @@ class Runtime:
         return self._device_type
 
     @property
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on the current stream."""
+        return self._is_capturing()
+
+    @property
     def driver_version(self) -> tuple[int, int]:
         """CUDA version that the driver supports."""
         return self._driver.version()
@@ -191,11 +196,13 @@ class ByExtents:
 
     def run(self, *arguments: Any) -> None:
         """Launch. Raises: NoKernelError when no kernel is for these extents, else as a launch of one kernel."""
+        self.launch_for(*arguments).run(*arguments)
+
+    def launch_for(self, *arguments: Any) -> Any:
+        """The launch of the kernel for these tensors. Raises: as `run`."""
         key = (arguments[0].shape, arguments[1].shape)  # the extents of the operators' other tensors follow from these
         launch = self._launches.get(key)
-        if launch is None:
-            launch = self._decide(key, arguments)
-        launch.run(*arguments)
+        return self._decide(key, arguments) if launch is None else launch
 
     def _decide(self, key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
         sm_count = self._runtime.device(self._ordinal).sm_count
@@ -291,8 +298,27 @@ def use_runtime(replacement: Runtime | None) -> None:
     """Replace the runtime of this process; None makes a new one at the next call. For tests and tools."""
     global _runtime
     _runtime = replacement
+    forget_calls()
+
+
+_compiled_calls: dict[str, Any] = {}
+
+
+def compiled_calls(kind: str) -> Any:
+    """The launcher's table of calls it answers alone, `ForwardCalls` or `RecipeCalls`: one for the process."""
+    if kind not in _compiled_calls:
+        import torch
+
+        _compiled_calls[kind] = getattr(_import_launcher(), kind)(torch.Tensor, torch.is_grad_enabled)
+    return _compiled_calls[kind]
+
+
+def forget_calls() -> None:
+    """Decide anew at the next call of each configuration."""
     bound.clear()
     bound_calls.clear()
+    for calls in _compiled_calls.values():
+        calls.clear()
 
 
 def serves_cpu() -> bool:

@@ -5,13 +5,14 @@ It is chosen by the dtypes and shapes of the tensors, once for each combination 
 launches on the current stream.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import loader
+from .allocation import Maker, tensor_maker
 from .dispatch import EVIDENCE_LEVELS, evidence_level
 from .errors import InputError, NoKernelError
 from .expressions import evaluate
@@ -72,6 +73,17 @@ def _argument(argument: Any, values: Mapping[str, Any]) -> Any:
 _bound: dict[tuple[Any, ...], BoundCall] = loader.bound_calls
 
 
+def _answer_none(op: str, arguments: Mapping[str, Any]) -> Any:
+    return None
+
+
+# The launcher answers calls whose tensors it can read without a Python object for each number.
+_CAN_ANSWER = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+# (op, arguments) -> results, or None for a call unlike the earlier ones. It is the launcher's from the first call on.
+_answer: Callable[..., Any] = _answer_none
+
+
 def call(op: str, /, **arguments: Any) -> Any:
     """Run an operator that an installed pack describes.
 
@@ -85,6 +97,9 @@ def call(op: str, /, **arguments: Any) -> Any:
         InputError: no tensor was passed, or a guard of a kernel refuses the tensors.
         NoKernelError: no recipe fits, with the reasons.
     """
+    answer = _answer(op, arguments)
+    if answer is not None:
+        return answer
     key, tensors = [op], {}
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
@@ -98,7 +113,11 @@ def call(op: str, /, **arguments: Any) -> Any:
         if len(_bound) >= _MAX_BOUND:
             _bound.clear()
         _bound[tuple(key)] = bound
-    return bound.run(tensors, next(iter(tensors.values())).device)
+    device = next(iter(tensors.values())).device
+    results = bound.run(tensors, device)
+    if _CAN_ANSWER:
+        _remember(op, arguments, bound, tensors, device)
+    return results
 
 
 def explain_call(op: str, /, **arguments: Any) -> str:
@@ -163,6 +182,27 @@ def _bound_argument(text: str, named: set[str], values: Mapping[str, Any]) -> An
     if text.removesuffix(".transpose") in named:
         return (text.removesuffix(".transpose"),)
     return evaluate(text, values)
+
+
+def _remember(
+    op: str, arguments: dict[str, Any], bound: BoundCall, tensors: Mapping[str, Any], device: torch.device
+) -> None:
+    """Tell the launcher about a call, which answers the next one like it alone: values are numbered inputs first."""
+    index = {name: i for i, name in enumerate((*tensors, *(buffer[0] for buffer in bound.buffers)))}
+    makers: dict[torch.dtype, Maker] = {dtype: tensor_maker(dtype, device) for _, dtype, *_ in bound.buffers}
+    buffers = tuple((makers[dtype], shape, fill) for _, dtype, shape, fill in bound.buffers)
+    steps = tuple((launch, tuple(_numbered(argument, index) for argument in args)) for launch, args in bound.steps)
+    calls = loader.compiled_calls("RecipeCalls")
+    calls.add(op, arguments, buffers, steps, tuple(index[name] for name in bound.results))
+    global _answer
+    _answer = calls.run
+
+
+def _numbered(argument: Any, index: Mapping[str, int]) -> Any:
+    """(number of the tensor, whether it is transposed), or a number as it is."""
+    if isinstance(argument, str):
+        return index[argument], False
+    return (index[argument[0]], True) if isinstance(argument, tuple) else argument
 
 
 def _ordinal(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -168,6 +168,7 @@ typedef struct {
 #define PYTHON_API_VERSION 1013
 #define PYTHON_ABI_VERSION 3
 #define PyBUF_SIMPLE 0
+#define Py_EQ 2
 
 #include "limited_functions.h"
 #ifdef Py_GIL_DISABLED

@@ -78,6 +78,7 @@ PyObject *PyObject_Repr(PyObject *);
 PyObject *PyObject_Type(PyObject *);
 PyObject *PyObject_RichCompare(PyObject *, PyObject *, int);
 int PyObject_RichCompareBool(PyObject *, PyObject *, int);
+Py_hash_t PyObject_Hash(PyObject *);
 int PyObject_IsTrue(PyObject *);
 int PyObject_IsInstance(PyObject *, PyObject *);
 Py_ssize_t PyObject_Size(PyObject *);
