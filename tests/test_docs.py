@@ -11,23 +11,27 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fa4build.cli.reference import reference
+from tests.artifacts import COMPILER_CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *(page for page in [ROOT / "README.md"] if page.exists())])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 NOT_RUN = {
-    "pip install": "needs a network or a folder of wheels made before",
+    "make ": "sets up an environment of its own; the workflows run it",
+    "pip install --no-index --find-links dist fa4-kernels[sm90]": "installs what the make before it has built",
+    "pip download ": "needs a network",
+    "fa4build bundle out --arch sm90 --include torch-wheels": "includes what the download before it has fetched",
     "python benchmarks/prove_on_device.py": "needs a GPU",
-    "make ": "sets up an environment of its own; the workflow runs it",
-    "git ": "the page's directory is no checkout",
-    "scp ": "needs another machine",
+    "FA4_KERNELS_RECORD=/var/tmp/misses.jsonl python train.py": "needs a GPU",
 }
 """Commands that are not run, by how they begin, and why."""
 
@@ -83,17 +87,35 @@ def files(page: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """`fa4build` and `python` are this checkout's and this interpreter's; one cache for all pages."""
-    tools = tmp_path_factory.mktemp("tools")
-    for name, module in (("fa4build", "-m fa4build.cli"), ("python", "")):
-        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all pages. The C compiler's part of it is that of the other tests."""
+    directory = tmp_path_factory.mktemp("cache")
+    COMPILER_CACHE.mkdir(parents=True, exist_ok=True)
+    (directory / "zig").symlink_to(COMPILER_CACHE)
+    return directory
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, str]:
+    """`fa4build` is this checkout's; `python` and `pip` are of an environment of the page's own, which sees what is
+    installed here, torch among it."""
+    tools, own = tmp_path_factory.mktemp("tools"), tmp_path_factory.mktemp("environment")
+    venv.create(own, symlinks=True)
+    (site,) = own.glob("lib/python3*/site-packages")
+    (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = own / "bin" / "python"
+    commands = {
+        "fa4build": f'"{sys.executable}" -m fa4build.cli',
+        "python": f'"{python}"',
+        "pip": f'"{sys.executable}" -m pip --disable-pip-version-check --python "{python}"',
+    }
+    for name, command in commands.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (tools / name).chmod(0o755)
-    runtime = ROOT / "fa4build" / "runtime"
     return {
         "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{runtime}",
-        "FA4BUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": str(ROOT),
+        "FA4BUILD_CACHE_DIR": str(cache_dir),
         "HOME": str(tmp_path_factory.mktemp("home")),
         "LC_ALL": "C.UTF-8",
     }
@@ -170,6 +192,22 @@ def test_commands_are_shown_in_blocks_that_are_run(name):
             assert block["text"].startswith("$ "), name
         if block["kind"] == "python":
             ast.parse(block["text"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_not_hidden_in_indented_text(name):
+    """Outside of fences, four spaces make a block that nothing here would run; docs/reference.md has fences alone."""
+    text = _BLOCK.sub("", (ROOT / name).read_text(encoding="utf-8"))
+    programs = r"fa4build|pip|python|sh|make|[A-Z0-9_]+=\S+ \w+"
+
+    assert re.findall(rf"^ {{4,}}(?:\$ )?(?:{programs}) .*", text, re.MULTILINE) == []
+
+
+def test_every_reason_not_to_run_a_command_is_needed():
+    """The list is as short as it can be."""
+    lines = [command.line for page in PAGES for command in commands(page)]
+
+    assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
