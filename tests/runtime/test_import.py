@@ -56,7 +56,10 @@ def test_an_unknown_name_is_an_attribute_error():
         fa4_kernels.flash_attn_fun  # noqa: B018
 
 
-TAKE_TENSORS = ("allocation.py", "api.py", "autograd.py", "gradients.py", "hf.py", "ops.py", "recipes.py", "sdpa.py")
+TAKE_TENSORS = (
+    *("allocation.py", "api.py", "autograd.py", "general.py", "gradients.py", "hf.py", "ops.py", "packed.py"),
+    *("problems.py", "recipes.py", "sdpa.py"),
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

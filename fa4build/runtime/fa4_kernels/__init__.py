@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         flash_attn_combine,
         flash_attn_func,
         flash_attn_varlen_func,
+        flash_attn_with_kvcache,
         preload,
         require_evidence,
     )
@@ -40,6 +41,7 @@ _FUNCTIONS = (
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "preload",
     "require_evidence",
 )
@@ -58,6 +60,7 @@ __all__ = [
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "preload",
     "require_evidence",
 ]

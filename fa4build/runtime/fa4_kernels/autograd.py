@@ -45,5 +45,5 @@ class Attention(torch.autograd.Function):
         nothing = (None,) * 5
         if dout is None and dlse is None:
             return (None, None, None, *nothing)
-        gradients = compute_gradients(ctx.launches, ctx.saved_tensors, dout, dlse, ctx.softmax_scale, ctx.window)
+        *gradients, _ = compute_gradients(ctx.launches, ctx.saved_tensors, dout, dlse, ctx.softmax_scale, ctx.window)
         return (*gradients, *nothing)

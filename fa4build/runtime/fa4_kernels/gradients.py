@@ -5,6 +5,7 @@ Workspaces come from torch's allocator and go back to it, ordered by the stream.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class BackwardLaunches(NamedTuple):
 
 def load_backward(runtime: Runtime, problem: Problem, ordinal: int, device: torch.device) -> BackwardLaunches:
     """Load the three kernels for a problem with op `bwd`. Raises: as Runtime.launch_for."""
-    helper = replace(problem, mask="full", deterministic=False)
+    helper = replace(problem, mask="full", deterministic=False, features=frozenset())
     problems = (
         replace(helper, op="bwd_preprocess"),
         problem,
@@ -45,6 +46,10 @@ def load_backward(runtime: Runtime, problem: Problem, ordinal: int, device: torc
     return BackwardLaunches(preprocess, main, postprocess, num_sms, new_floats, new_integers)
 
 
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""dq, dk, dv, and the sink's gradient if there is a sink."""
+
+
 def compute_gradients(
     launches: BackwardLaunches,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
@@ -52,13 +57,17 @@ def compute_gradients(
     dlse: torch.Tensor | None,
     softmax_scale: float,
     window: tuple[int, int],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv, contiguous, with the shapes and dtype of q, k, v.
+    *,
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+) -> Gradients:
+    """dq, dk, dv, contiguous, with the shapes and dtype of q, k, v; the sink's gradient in float32.
 
     Args:
         tensors: q, k, v, and the forward's out and lse.
         dout, dlse: gradients of out and lse; None means zeros.
         window: (window_left, window_right) as the kernels take it.
+        softcap: > 0 where the kernels are built with it. sink: float32 (num_heads_q), as of the forward.
     Contract: launches on the current stream. Inputs that a kernel cannot read where they lie are copied.
     Source: d lse / d s = p, so dlse enters where dpsum leaves: ds = p * (dp - (dpsum - dlse)).
     """
@@ -66,9 +75,7 @@ def compute_gradients(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     batch, seqlen_q, num_heads, head_dim = q.shape
     if not (q.numel() and k.numel() and v.numel()) or sum(window) < 0:
-        for gradient in (dq, dk, dv):
-            gradient.zero_()
-        return dq, dk, dv
+        return dq.zero_(), dk.zero_(), dv.zero_(), _unseen_sink_gradient(sink, lse, dlse, (0, 2))
     dout = torch.zeros_like(out) if dout is None else dout
     rounded = -(-seqlen_q // _ROWS) * _ROWS
     dpsum = launches.new_floats(batch, num_heads, rounded)
@@ -78,15 +85,124 @@ def compute_gradients(
 
     inputs = [out, dout, lse]
     run_copying(launches.preprocess, inputs, (dpsum, lse_log2, dq_accum, semaphore))
+    row_sums = dpsum[:, :, :seqlen_q]
     if dlse is not None:
-        dpsum[:, :, :seqlen_q].sub_(dlse)
-    run_copying(
-        launches.main,
-        [q, k, v, inputs[1]],
-        (dpsum, lse_log2, dq_accum, semaphore, dk, dv, softmax_scale, *window, launches.num_sms),
-    )
+        row_sums.sub_(dlse)
+    dsink = None if sink is None else _sink_gradient(sink[:, None], lse, row_sums, (0, 2))
+    scalars = (softmax_scale, *window, launches.num_sms, *((softcap,) if softcap else ()))
+    run_copying(launches.main, [q, k, v, inputs[1]], (dpsum, lse_log2, dq_accum, semaphore, dk, dv, *scalars))
     launches.postprocess(dq_accum, dq, softmax_scale)
-    return dq, dk, dv
+    return dq, dk, dv, dsink
+
+
+def compute_packed_gradients(
+    launches: BackwardLaunches,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    softmax_scale: float,
+    window: tuple[int, int],
+    *,
+    starts: tuple[torch.Tensor, torch.Tensor],
+    used: tuple[torch.Tensor | None, torch.Tensor | None],
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+) -> Gradients:
+    """The same for packed sequences; rows of no sequence, and beyond the used lengths, have gradients of zero.
+
+    Args:
+        tensors: q (total_q, num_heads_q, head_dim), ..., lse (num_heads_q, total_q).
+        starts: cu_seqlens_q, cu_seqlens_k. used: seqused_q, seqused_k or None each; all int32 on the device of q.
+    """
+    q, k, v, out, lse = tensors
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    total_q, num_heads, head_dim = q.shape
+    batch = starts[0].shape[0] - 1
+    rows = _PackedRows(starts[0], used[0], total_q)
+    if not (q.numel() and k.numel() and v.numel() and batch) or sum(window) < 0:
+        return dq, dk, dv, _unseen_sink_gradient(sink, lse, dlse, 1, rows.exist if batch else None)
+    dout = torch.zeros_like(out) if dout is None else dout
+    used_q, used_k = (starts[0].new_empty(0) if x is None else x for x in used)
+    padded = (total_q + _ROWS * batch) // _ROWS * _ROWS
+    dpsum = launches.new_floats(num_heads, padded)
+    lse_log2 = launches.new_floats(num_heads, padded)
+    dq_accum = launches.new_floats(num_heads, padded, head_dim)
+    semaphore = launches.new_integers(num_heads, padded // _ROWS)
+
+    inputs = [out, dout, lse]
+    run_copying(launches.preprocess, inputs, (dpsum, lse_log2, dq_accum, semaphore, starts[0], used_q))
+    if dlse is not None:
+        dpsum.index_add_(1, rows.places, torch.where(rows.exist, -dlse, 0).to(torch.float32))
+    dsink = None
+    if sink is not None:
+        row_sums = dpsum.index_select(1, rows.places)
+        dsink = _sink_gradient(sink[:, None], lse, row_sums, 1, rows.exist)
+    scalars = (softmax_scale, *window, launches.num_sms, *((softcap,) if softcap else ()))
+    workspaces = (dpsum, lse_log2, dq_accum, semaphore)
+    run_copying(launches.main, [q, k, v, inputs[1]], (*workspaces, dk, dv, *starts, used_q, used_k, *scalars))
+    launches.postprocess(dq_accum, dq, starts[0], used_q, softmax_scale)
+    return dq, dk, dv, dsink
+
+
+class _PackedRows:
+    """Where packed rows lie in the workspaces, found on the device when asked for.
+
+    places: int64 (total_q), within the workspace; exist: bool (total_q), False for rows of no sequence or not used.
+    """
+
+    def __init__(self, cu_seqlens: torch.Tensor, seqused: torch.Tensor | None, total: int) -> None:
+        self._cu_seqlens, self._seqused, self._total = cu_seqlens, seqused, total
+
+    @cached_property
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = self._cu_seqlens
+        batch = starts.shape[0] - 1
+        row = torch.arange(self._total, dtype=torch.int32, device=starts.device)
+        sequence = (torch.searchsorted(starts, row, right=True) - 1).clamp_(0, batch - 1)
+        offset = row - starts[sequence]
+        lengths = starts.diff() if self._seqused is None else self._seqused
+        tile = (starts[sequence] + _ROWS * sequence) // _ROWS * _ROWS
+        return tile + offset, (offset >= 0) & (offset < lengths[sequence])
+
+    @property
+    def places(self) -> torch.Tensor:
+        return self._rows[0]
+
+    @property
+    def exist(self) -> torch.Tensor:
+        return self._rows[1]
+
+
+def _sink_gradient(
+    sink: torch.Tensor,
+    lse: torch.Tensor,
+    row_sums: torch.Tensor,
+    rows: int | tuple[int, ...],
+    exist: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Minus the sum of exp(sink - lse) * (dpsum - dlse) over the modes `rows`. Source: docs/formats.md, section 1.
+
+    A row with lse = -inf has neither a key nor a sink.
+    """
+    terms = torch.where(torch.isneginf(lse), 0, torch.exp(sink - lse)) * row_sums
+    if exist is not None:
+        terms = torch.where(exist, terms, 0)
+    return -terms.sum(rows)
+
+
+def _unseen_sink_gradient(
+    sink: torch.Tensor | None,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    rows: int | tuple[int, ...],
+    exist: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Where no row sees a key: lse is the sink itself."""
+    if sink is None:
+        return None
+    if dlse is None:
+        return torch.zeros_like(sink)
+    return _sink_gradient(sink[:, None], lse, -dlse, rows, exist)
 
 
 def run_copying(run: Callable[..., Any], inputs: list[torch.Tensor], rest: tuple[Any, ...]) -> None:

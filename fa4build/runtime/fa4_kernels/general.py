@@ -1,0 +1,312 @@
+"""Attention with any layout and feature: one forward and one backward of plain tensors and numbers.
+
+The plain dense call has a path of its own (api.py); everything else comes through here, in eager mode and as operators
+of torch (ops.py). Which kernels run is decided, and they are loaded, before anything is launched. No number is ever
+read from a device.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import loader
+from .abi import OUTPUT_DTYPES
+from .dispatch import Problem
+from .errors import NoKernelError
+from .gradients import BackwardLaunches, compute_gradients, compute_packed_gradients, load_backward, run_copying
+from .problems import (
+    DTYPES,
+    FP8_DTYPES,
+    TORCH_DTYPES,
+    check_alike,
+    combine_problem,
+    mask_of,
+    ordinal_of,
+    problem_for,
+    steps_of,
+)
+from .splitting import chosen_splits, query_blocks
+
+Tensor = torch.Tensor
+_MAX_KEPT = 256
+
+
+class Lists(NamedTuple):
+    """Where sequences lie, int32 on the device of q; all None for the dense layout.
+
+    cu_seqlens_q, cu_seqlens_k: (batch + 1). page_table: (batch, max_pages). seqused_q, seqused_k: (batch).
+    """
+
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    page_table: Tensor | None = None
+    seqused_q: Tensor | None = None
+    seqused_k: Tensor | None = None
+
+    @property
+    def layout(self) -> str:
+        """Of the kernels that read these."""
+        return "dense" if self.cu_seqlens_q is None else "varlen" if self.page_table is None else "paged"
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        """In the order of the signatures; a list without elements where none is given."""
+        if self.cu_seqlens_q is None:
+            return ()
+        keys = self.cu_seqlens_k if self.page_table is None else self.page_table
+        assert keys is not None
+        return (self.cu_seqlens_q, keys, *(_none_for(self.cu_seqlens_q, x) for x in (self.seqused_q, self.seqused_k)))
+
+
+def _none_for(like: Tensor, given: Tensor | None) -> Tensor:
+    return like.new_empty(0) if given is None else given
+
+
+class Call(NamedTuple):
+    """One call, checked: q, k, v in the shapes of the signature that `lists` selects.
+
+    sink: float32 (num_heads_q). descales: float32 (batch, num_heads_kv) for q, k, v; None = 1. softcap: 0 = none.
+    num_splits: below 1 = chosen here. max_seqlen_q, max_seqlen_k: bounds that the caller knows, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lists: Lists
+    softmax_scale: float
+    window: tuple[int, int]
+    softcap: float = 0.0
+    sink: Tensor | None = None
+    descales: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+    num_splits: int = 1
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        starts = self.lists.cu_seqlens_q
+        return self.q.shape[0] if starts is None else starts.shape[0] - 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no query can see a key, so that nothing is launched."""
+        return not (self.q.numel() and self.k.numel() and self.v.numel() and self.batch) or sum(self.window) < 0
+
+
+class ForwardLaunches(NamedTuple):
+    """The kernels of one configuration on one device; `combine` where keys are split."""
+
+    run: Callable[..., Any]
+    combine: Callable[..., Any] | None
+    num_sms: int
+    out_dtype: torch.dtype
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """out and lse (float32) in the shapes of the signature of the call's layout, contiguous.
+
+    Raises: NoKernelError, InputError, ... before anything is launched.
+    """
+    check_alike(call.q, call.k, call.v)
+    num_splits, launches = _launches_for(call)
+    if num_splits > 1 and call.lists.layout == "dense":
+        return _dense_in_parts(call, num_splits, launches)
+    out, lse = _new_results(call, launches)
+    if call.is_empty:
+        return out.zero_(), _fill_unseen(lse, call.sink)
+    features = (*_descales(call), *_given(call.sink if num_splits == 1 else None), *_given(call.softcap or None))
+    rest = (*call.lists.arguments(), call.softmax_scale, *call.window, launches.num_sms, *features)
+    if num_splits == 1:
+        run_copying(launches.run, [call.q, call.k, call.v], (out, lse, *rest))
+    else:
+        parts = tuple(x.new_empty((num_splits, *x.shape), dtype=torch.float32) for x in (out, lse))
+        run_copying(launches.run, [call.q, call.k, call.v], (*parts, *rest))
+        _combine(launches, parts[0].unsqueeze(1), parts[1].unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0), call.sink)
+    return out, lse
+
+
+def _given(value: Any) -> tuple[Any, ...]:
+    return () if value is None else (value,)
+
+
+def _new_results(call: Call, launches: ForwardLaunches) -> tuple[Tensor, Tensor]:
+    q, is_dense = call.q, call.lists.layout == "dense"
+    out = q.new_empty((*q.shape[:-1], call.v.shape[-1]), dtype=launches.out_dtype)
+    rows = (q.shape[0], q.shape[2], q.shape[1]) if is_dense else (q.shape[1], q.shape[0])
+    return out, q.new_empty(rows, dtype=torch.float32)
+
+
+def _fill_unseen(lse: Tensor, sink: Tensor | None) -> Tensor:
+    """What rows have that see no key; heads are the mode before the last."""
+    return lse.fill_(-math.inf) if sink is None else lse.copy_(sink[:, None].expand_as(lse))
+
+
+def _descales(call: Call) -> tuple[Tensor, ...]:
+    if call.q.dtype not in FP8_DTYPES:
+        return ()
+    shape = (call.batch, call.k.shape[-2])
+    ones = call.q.new_ones(shape, dtype=torch.float32)
+    return tuple(ones if given is None else given for given in call.descales)
+
+
+def _combine(
+    launches: ForwardLaunches, out_partial: Tensor, lse_partial: Tensor, out: Tensor, lse: Tensor, sink: Tensor | None
+) -> None:
+    assert launches.combine is not None
+    launches.combine(out_partial, lse_partial, out, lse, *_given(sink))
+
+
+def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> tuple[Tensor, Tensor]:
+    """Dense tensors as packed ones, which is a view of them where heads and tokens lie one behind the other."""
+    out, lse = _new_results(call, launches)
+    if call.is_empty:
+        return out.zero_(), _fill_unseen(lse, call.sink)
+    batch, seqlen_q, num_heads, _ = call.q.shape
+    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (call.q, call.k, call.v))
+    starts = tuple(equal_starts(batch, length, q.device) for length in (seqlen_q, call.k.shape[1]))
+    rest = (*Lists(*starts).arguments(), call.softmax_scale, *call.window, launches.num_sms)
+    out_partial = out.new_empty((num_splits, batch * seqlen_q, *out.shape[2:]), dtype=torch.float32)
+    lse_partial = lse.new_empty((num_splits, num_heads, batch * seqlen_q))
+    features = (*_descales(call), *_given(call.softcap or None))
+    run_copying(launches.run, [q, k, v], (out_partial, lse_partial, *rest, *features))
+    by_batch = lse_partial.view(num_splits, num_heads, batch, seqlen_q).transpose(1, 2)
+    _combine(launches, out_partial.view(num_splits, *out.shape), by_batch, out, lse, call.sink)
+    return out, lse
+
+
+_starts: dict[tuple[int, int, torch.device], Tensor] = {}
+
+
+def equal_starts(batch: int, length: int, device: torch.device) -> Tensor:
+    """cu_seqlens of `batch` sequences of one length, int32 (batch + 1); kept, because decoding asks for it every step.
+
+    One that is made while a CUDA graph is captured belongs to the graph, and is not kept.
+    """
+    key = (batch, length, device)
+    starts = _starts.get(key)
+    if starts is None:
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+        is_plain = type(starts) is torch.Tensor and not torch.compiler.is_compiling()
+        if is_plain and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            if len(_starts) >= _MAX_KEPT:
+                _starts.clear()
+            _starts[key] = starts
+    return starts
+
+
+# --- which kernels ----------------------------------------------------------------------------------------------------
+
+
+def forward_problem(call: Call, *, is_split: bool) -> Problem:
+    """What a call asks for."""
+    features = {"softcap"} if call.softcap else set()
+    features |= ({"sink"} if call.sink is not None else set()) | ({"split"} if is_split else set())
+    mask = mask_of(*call.window)
+    return problem_for(call.q, call.v, mask, layout=call.lists.layout, features=frozenset(features))
+
+
+def _launches_for(call: Call) -> tuple[int, ForwardLaunches]:
+    """Number of splits and kernels. A number chosen here is 1 where no kernel splits."""
+    if call.num_splits >= 1:
+        return call.num_splits, _bound_forward(call, is_split=call.num_splits > 1)
+    q, k, ordinal = call.q, call.k, ordinal_of(call.q)
+    is_dense = call.lists.layout == "dense"
+    num_query_blocks = query_blocks(
+        batch=call.batch,
+        total_q=q.shape[0] * (q.shape[1] if is_dense else 1),
+        max_seqlen_q=q.shape[1] if is_dense else call.max_seqlen_q,
+        num_heads_q=q.shape[-2],
+        num_heads_kv=k.shape[-2],
+    )
+    chosen = chosen_splits(
+        num_sms=loader.runtime().device(ordinal).sm_count,
+        num_query_blocks=num_query_blocks,
+        max_seqlen_k=k.shape[1] if is_dense else call.max_seqlen_k,
+    )
+    if chosen > 1:
+        try:
+            return chosen, _bound_forward(call, is_split=True)
+        except NoKernelError:
+            pass
+    return 1, _bound_forward(call, is_split=False)
+
+
+def _bound_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
+    """Decide, load and remember; also that there is no kernel."""
+    q, v = call.q, call.v
+    switches = (call.lists.layout, mask_of(*call.window), bool(call.softcap), call.sink is not None, is_split)
+    key = ("general", q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
+    launches = loader.bound.get(key)
+    if launches is None:
+        try:
+            launches = _load_forward(call, is_split=is_split)
+        except NoKernelError as error:
+            launches = error
+        loader.bound[key] = launches
+    if isinstance(launches, NoKernelError):
+        raise NoKernelError(str(launches))
+    return launches
+
+
+def _load_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
+    ordinal, runtime = ordinal_of(call.q), loader.runtime()
+    problem = forward_problem(call, is_split=is_split)
+    run, *combine = (runtime.launch_for(step, ordinal).run for step in steps_of(problem))
+    out_dtype = TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]]
+    return ForwardLaunches(run, combine[0] if combine else None, runtime.device(ordinal).sm_count, out_dtype)
+
+
+def bound_combine(out_partial: Tensor, dtype: torch.dtype, *, has_sink: bool) -> Callable[..., Any]:
+    """The kernel that merges parts to `dtype`. Raises: NoKernelError, ..."""
+    key = ("combine", dtype, out_partial.shape[-1], out_partial.get_device(), has_sink)
+    run = loader.bound.get(key)
+    if run is None:
+        problem = combine_problem(DTYPES[dtype], out_partial.shape[-1], has_sink=has_sink)
+        run = loader.runtime().launch_for(problem, ordinal_of(out_partial)).run
+        loader.bound[key] = run
+    return run
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def bound_backward(call: Call, *, deterministic: bool) -> BackwardLaunches:
+    """Decide, load and remember the kernels of the backward pass. Raises: NoKernelError, ..."""
+    q, v, mask = call.q, call.v, mask_of(*call.window)
+    switches = (call.lists.layout, mask, bool(call.softcap), deterministic)
+    key = ("general bwd", q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
+    launches = loader.bound.get(key)
+    if launches is None:
+        check_alike(q, call.k, v)
+        features = frozenset({"softcap"} if call.softcap else ())
+        more = {"layout": call.lists.layout, "deterministic": deterministic, "features": features}
+        problem, ordinal = problem_for(q, v, mask, op="bwd", **more), ordinal_of(q)
+        try:
+            launches = load_backward(loader.runtime(), problem, ordinal, q.device)
+        except NoKernelError as error:
+            raise NoKernelError(
+                "an input requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass "
+                f"detached tensors, if only the result is wanted.\n{error}"
+            ) from error
+        loader.bound[key] = launches
+    return launches
+
+
+def backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None, *, deterministic: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv in the shapes of q, k, v, and the sink's gradient (float32) if there is a sink."""
+    launches = bound_backward(call, deterministic=deterministic)
+    tensors = (call.q, call.k, call.v, out, lse)
+    options = {"softcap": call.softcap, "sink": call.sink}
+    if call.lists.layout == "dense":
+        return compute_gradients(launches, tensors, dout, dlse, call.softmax_scale, call.window, **options)
+    starts, used = call.lists[:2], call.lists[3:]
+    return compute_packed_gradients(
+        launches, tensors, dout, dlse, call.softmax_scale, call.window, starts=starts, used=used, **options
+    )
