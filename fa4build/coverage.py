@@ -71,8 +71,8 @@ class Coverage:
         return {**document, "is_closed": self.is_closed}
 
 
-def installed_form(paths: Iterable[Path]) -> tuple[Pack, ...]:
-    """Packs as the runtime sees them, each proven first.
+def installed_form(paths: Iterable[Path], family: str = FAMILY) -> tuple[Pack, ...]:
+    """Packs of one family as the runtime sees them, each proven first.
 
     Args:
         paths: pack wheels, pack directories, or directories of wheels (a bundle among them).
@@ -81,14 +81,15 @@ def installed_form(paths: Iterable[Path]) -> tuple[Pack, ...]:
     packs = []
     for path in _pack_paths(paths):
         manifest = read_pack(path).manifest
-        if manifest.family != FAMILY:
+        if manifest.family != family:
             continue
         try:
             packs.append(Pack(manifest=read_manifest(manifest_to_json(manifest).encode()), directory=path))
         except PackError as error:
             raise CoverageError(f"{path}: the runtime of this fa4build refuses it: {error}.") from error
     if not packs:
-        raise CoverageError("no pack of our own kernels among these files. Build some: fa4build wheel.")
+        whose, option = ("our own kernels", "") if family == FAMILY else (f"family {family}", f" --family {family}")
+        raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel{option}.")
     return tuple(packs)
 
 

@@ -137,7 +137,7 @@ def build_matrix(
     Args:
         jobs: compiles at a time; default: one a core, as memory allows.
         on_event: called for each variant that starts to compile, and for each outcome.
-        allow_spills: whether a kernel whose registers spill to memory passes.
+        allow_spills: whether a kernel whose registers spill to memory passes; those of some families always do.
         part: (index, count): only this part of the matrix, see `shard`.
         family: whose matrix; default: our own.
     Raises: VariantError, NothingSelectedError; ToolchainError if the compiler is missing or cannot run. What goes wrong
@@ -147,7 +147,8 @@ def build_matrix(
     variants = shard(family.expand(selection), *part)
     toolchain = family.toolchain(current_toolchain())
     with LocalExecutor(toolchain, jobs=jobs, timeout_s=timeout_s, worker=family.worker) as executor:
-        build = Build(cache=cache, executor=executor, on_event=on_event, allow_spills=allow_spills, total=len(variants))
+        spills = allow_spills or family.may_spill
+        build = Build(cache=cache, executor=executor, on_event=on_event, allow_spills=spills, total=len(variants))
         return build.run(variants, lambda variant: family.recipe(variant, toolchain, options or CompileOptions()))
 
 

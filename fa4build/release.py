@@ -73,7 +73,7 @@ def write_wheels(
     family = family or family_named()
     kernels = family.expand(selection)
     entries = require_cached(find_cached(kernels, cache, family=family))
-    _refuse_spills(entries, allow_spills)
+    _refuse_spills(entries, allow_spills or family.may_spill)
     silicon = silicon_records(_committed_evidence() if evidence_dirs is None else evidence_dirs)
     by_target: dict[str, list[CacheEntry]] = {}
     for entry in entries:

@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.evidence import RECORD_SCHEMA, read_record, record_path, silicon_records, write_record
+from fa4build.families.interface import Family, OpRecipe
+from fa4build.families.registry import DEFAULT as OWN_FAMILY
+from fa4build.families.registry import family_named
 from fa4build.files import write_atomically
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.tuning import has_tuning, tuning_for
 from fa4build.variants import Selection, expand_matrix, parse_variant, written_variants
+from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify_pool import End, Task, run_tasks
 from fa4build.verify_simulate import Proof, Request, covers, has_cases, prove, request_for
 from fa4build.verify_static import (
@@ -139,19 +143,29 @@ def built_variants(arches: Sequence[str], globs: Sequence[str]) -> tuple[Variant
     return tuple(v for v in written if not globs or any(fnmatch.fnmatchcase(v.id, glob) for glob in globs))
 
 
-def verify(variants: Iterable[Variant], cache: Cache, options: Options, tell: Tell | None = None) -> VerifyReport:
+def family_kernels(family: Family, arches: Sequence[str], globs: Sequence[str]) -> tuple[Any, ...]:
+    """The kernels of a family that any glob matches (none given: all). Raises: NothingSelectedError, VariantError."""
+    return family.expand(Selection(arches=tuple(arches), globs=tuple(globs)))
+
+
+def verify(
+    variants: Iterable[Any], cache: Cache, options: Options, tell: Tell | None = None, *, family: Family | None = None
+) -> VerifyReport:
     """Verify cached variants, and keep what they pass as evidence.
 
+    Args:
+        family: the one that they belong to; default: our own. Kernels of others are proven by their operators.
     Raises: NotCachedError naming variants that are not compiled. A kernel that fails is no error: see the report.
     """
     started = time.monotonic()
     variants = tuple(variants)
-    entries = require_cached(find_cached(variants, cache))
-    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0)
+    family = family or family_named()
+    entries = require_cached(find_cached(variants, cache, family=family))
+    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0, family=family)
     run.total = len(entries) * (options.static + options.simulate)
     changes = run.static(variants, entries) if options.static else ()
     if options.simulate:
-        run.simulate(variants, entries)
+        run.simulate(variants, entries) if run.is_own else run.simulate_operators(variants, entries)
     order = {variant.id: number for number, variant in enumerate(variants)}
     return VerifyReport(
         checks=tuple(sorted(run.checks, key=lambda check: (check.level != "static", order[check.name]))),
@@ -169,9 +183,15 @@ class _Run:
     options: Options
     tell: Tell
     total: int
+    family: Family
     checks: list[Check] = field(default_factory=list)
 
-    def static(self, variants: Sequence[Variant], entries: Sequence[CacheEntry]) -> tuple[str, ...]:
+    @property
+    def is_own(self) -> bool:
+        """Whether these are kernels of this project, which have tuning rows and cases of their own."""
+        return self.family.name == OWN_FAMILY
+
+    def static(self, variants: Sequence[Any], entries: Sequence[CacheEntry]) -> tuple[str, ...]:
         """Check every binary; returns what changed in the baselines."""
         figures: dict[str, StaticFigures] = {}
         broken: dict[str, tuple[str, ...]] = {}
@@ -180,8 +200,10 @@ class _Run:
             started = time.monotonic()
             try:
                 figures[variant.id] = _measure(entry, self.cache, self.options.nvdisasm)
-                tuning = tuning_for(variant) if has_tuning(variant) else None
-                broken[variant.id] = broken_limits(figures[variant.id], arch_named(variant.arch), tuning)
+                tuning = tuning_for(variant) if self.is_own and has_tuning(variant) else None
+                broken[variant.id] = broken_limits(
+                    figures[variant.id], arch_named(variant.arch), tuning, may_spill=self.family.may_spill
+                )
             except Fa4BuildError as error:
                 broken[variant.id] = (str(error),)
             seconds[variant.id] = time.monotonic() - started
@@ -189,7 +211,7 @@ class _Run:
         baselines: dict[str, Baseline] = {}
         for variant, entry in zip(variants, entries, strict=True):
             if variant.arch not in baselines:
-                baselines[variant.arch] = read_baseline(baseline_path(variant.arch, self.options.baseline_dir))
+                baselines[variant.arch] = read_baseline(self._baseline_path(variant.arch))
             measured, row = figures.get(variant.id), baselines[variant.arch].get(variant.id)
             check = _static_check(variant.id, measured, row, broken[variant.id], seconds[variant.id])
             self._note(check, entry)
@@ -204,14 +226,66 @@ class _Run:
         """Write the baseline of every target that occurs; kernels that break a limit keep their old row."""
         lines: list[str] = []
         for arch in sorted({variant.arch for variant in variants}):
-            path = baseline_path(arch, self.options.baseline_dir)
+            path = self._baseline_path(arch)
             old = read_baseline(path)
             good = {v.id: figures[v.id] for v in variants if v.arch == arch and not broken[v.id]}
-            new = updated_baseline(old, good, known=(v.id for v in written_variants()))
+            new = updated_baseline(old, good, known=self._known(arch))
             if new != old:
                 write_baseline(path, new)
                 lines += baseline_changes(old, new)
         return tuple(lines)
+
+    def _baseline_path(self, arch: str) -> Path:
+        """Each family has figures of its own; ours lie at the top."""
+        directory = self.options.baseline_dir
+        return baseline_path(arch, directory if self.is_own else directory / self.family.name)
+
+    def _known(self, arch: str) -> Iterable[str]:
+        known = written_variants() if self.is_own else self.family.expand(Selection(arches=(arch,)))
+        return (variant.id for variant in known)
+
+    def simulate_operators(self, kernels: Sequence[Any], entries: Sequence[CacheEntry]) -> None:
+        """Prove the operators of another family, each in a process; a kernel has what its operator has."""
+        entry_of = {kernel.id: entry for kernel, entry in zip(kernels, entries, strict=True)}
+        operators = operators_of(self.family.op_recipes(kernels), entry_of)
+        proven_by: dict[str, list[str]] = {}
+        for name in entry_of:
+            cases = self.family.cases(operators[name]) if name in operators else ()
+            if cases:
+                proven_by.setdefault(operators[name].id, []).append(name)
+            else:
+                self._note(_unproven(name, self._why_unproven(name, operators)), entry_of[name])
+        tasks = []
+        for names in proven_by.values():
+            request = self._operator_request(operators[names[0]], entry_of)
+            known = [read_record(self.cache.root, "simulated", entry_of[n].objects["cubin"].sha256) for n in names]
+            if not self.options.fresh and all(record is not None and covers(record, request) for record in known):
+                for name, record in zip(names, known, strict=True):
+                    self._note(
+                        Check(name=name, level="simulated", status="known", seconds=0.0, summary=record or {}),
+                        entry_of[name],
+                    )
+            else:
+                tasks.append(Task(name=request.recipe.id, function=prove_operator, argument=request))
+
+        def end(end: End) -> None:
+            for name in proven_by[end.name]:
+                self._note(replace(_simulated_check(end), name=name), entry_of[name])
+
+        self._run(tasks, end)
+
+    def _why_unproven(self, name: str, operators: Mapping[str, OpRecipe]) -> str:
+        if name in operators:
+            return f"there are no acceptance cases for {operators[name].op} of {self.family.name} yet"
+        return "no operator of which every kernel is selected calls it"
+
+    def _operator_request(self, recipe: OpRecipe, entry_of: Mapping[str, CacheEntry]) -> OperatorRequest:
+        kernels = {step.kernel: self._files(entry_of[step.kernel]) for step in recipe.steps}
+        return operator_request(recipe, kernels, self.family.cases(recipe), self.options.seeds)
+
+    def _files(self, entry: CacheEntry) -> KernelFiles:
+        texts = {name: self.cache.read(entry, name).decode() for name in ("ptx", "plan")}
+        return KernelFiles(registers=entry.facts["registers"], **texts)
 
     def simulate(self, variants: Sequence[Variant], entries: Sequence[CacheEntry]) -> None:
         """Prove every variant in a process of its own, but those whose proof still holds."""
@@ -219,7 +293,8 @@ class _Run:
         for variant, entry in zip(variants, entries, strict=True):
             by_name[variant.id] = entry
             if not has_cases(variant):
-                self._note(_unproven(variant), entry)
+                why = f"there are no acceptance cases for {variant.op}, {variant.layout}, {variant.dtype} yet"
+                self._note(_unproven(variant.id, why), entry)
                 continue
             request = self._request(variant, entry)
             known = read_record(self.cache.root, "simulated", entry.objects["cubin"].sha256)
@@ -232,12 +307,15 @@ class _Run:
         def end(end: End) -> None:
             self._note(_simulated_check(end), by_name[end.name])
 
+        self._run(tasks, end)
+
+    def _run(self, tasks: Sequence[Task], on_end: Callable[[End], None]) -> None:
         run_tasks(
             tasks,
             jobs=self.options.jobs,
             timeout_s=self.options.timeout_s,
             on_message=lambda name, message: self._say(name, None, message),
-            on_end=end,
+            on_end=on_end,
         )
 
     def _request(self, variant: Variant, entry: CacheEntry) -> Request:
@@ -299,9 +377,8 @@ def _static_check(
     )
 
 
-def _unproven(variant: Variant) -> Check:
-    note = f"not simulated: there are no acceptance cases for {variant.op}, {variant.layout}, {variant.dtype} yet"
-    return Check(name=variant.id, level="simulated", status="unproven", seconds=0.0, notes=(note,))
+def _unproven(name: str, why: str) -> Check:
+    return Check(name=name, level="simulated", status="unproven", seconds=0.0, notes=(f"not simulated: {why}",))
 
 
 def _simulated_check(end: End) -> Check:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,16 +138,16 @@ def prove(request: Request, tell: Callable[[str], None]) -> Proof:
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
     if len(failures) >= MAX_FAILURES:
         failures.append("further cases were not run")
-    return Proof(summary=_summary(request, rows), runs=tuple(rows), failures=tuple(failures))
+    return Proof(summary=summary_of(request.sha256, request.seeds, rows), runs=tuple(rows), failures=tuple(failures))
 
 
-def _summary(request: Request, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Evidence: what was run under what, and the worst that was seen."""
     return {
-        "proof_sha256": request.sha256,
+        "proof_sha256": sha256,
         "simulator_sha256": simulator_sha256(),
         "cases": len({row["case"] for row in rows}),
-        "seeds": list(request.seeds),
+        "seeds": list(seeds),
         "schedules": [run.schedule for run in RUNS],
         "checked_schedules": [run.schedule for run in RUNS if run.checks],
         "warp_instructions": sum(row["warp_instructions"] for row in rows),

@@ -201,18 +201,21 @@ def _sass_mix(elf: bytes, nvdisasm: Path) -> dict[str, int]:
 # --- what must hold ---------------------------------------------------------------------------------------------------
 
 
-def broken_limits(figures: StaticFigures, arch: Arch, tuning: AnyTuning | None) -> tuple[str, ...]:
+def broken_limits(
+    figures: StaticFigures, arch: Arch, tuning: AnyTuning | None, *, may_spill: bool = False
+) -> tuple[str, ...]:
     """Absolute rules a kernel breaks, one sentence each; () when it keeps them all.
 
     Args:
         tuning: register budgets of the roles; None for kernels without roles.
+        may_spill: registers and local memory may lie in memory: kernels of others are as their authors wrote them.
     """
     found = []
     if figures.target != arch.target:
         found.append(f"cubin is for {figures.target}; {arch.name} needs {arch.target}")
-    if figures.spill_bytes:
+    if figures.spill_bytes and not may_spill:
         found.append(f"{figures.spill_bytes} bytes of registers spill; 0 are allowed")
-    if figures.local_bytes:
+    if figures.local_bytes and not may_spill:
         found.append(f"{figures.local_bytes} bytes of local memory a thread; 0 are allowed")
     if figures.shared_bytes > arch.smem_bytes:
         found.append(f"{figures.shared_bytes} bytes of shared memory; {arch.name} has {arch.smem_bytes}")

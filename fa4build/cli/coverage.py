@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fa4build.cli.common import json_option, print_json, selection, selection_options
+from fa4build.cli.common import family_option, json_option, print_json, selection, selection_options
 
 if TYPE_CHECKING:
     from fa4build.coverage import Coverage
@@ -16,9 +16,15 @@ _SHOWN = 10
 @click.command("coverage")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @selection_options
+@family_option
 @json_option
 def command(
-    files: tuple[Path, ...], arches: tuple[str, ...], globs: tuple[str, ...], spec: Path | None, as_json: bool
+    files: tuple[Path, ...],
+    arches: tuple[str, ...],
+    globs: tuple[str, ...],
+    spec: Path | None,
+    family_name: str,
+    as_json: bool,
 ) -> int:
     """Prove that packs are closed.
 
@@ -32,13 +38,17 @@ def command(
       fa4build coverage
       fa4build coverage dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build coverage out/ --arch sm90 --arch sm100
+      fa4build coverage --family flash-attn-4      operators of another family, by the rules of their recipes
     """
     from fa4build.coverage import cover, installed_form
+    from fa4build.coverage_family import cover_family
     from fa4build.errors import CoverageError
-    from fa4build.variants import expand_matrix
+    from fa4build.families.registry import DEFAULT, family_named
 
-    wanted = expand_matrix(selection(arches, globs, spec)) if arches or globs or spec else ()
-    coverage = cover(installed_form(files or (Path("dist"),)), wanted)
+    family = family_named(family_name)
+    wanted = family.expand(selection(arches, globs, spec)) if arches or globs or spec else ()
+    packs = installed_form(files or (Path("dist"),), family.name)
+    coverage = cover(packs, wanted) if family.name == DEFAULT else cover_family(packs, family, wanted)
     if as_json:
         print_json(coverage.as_dict())
     else:

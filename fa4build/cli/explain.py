@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fa4build.cli.common import cache_dir_option, human_bytes, json_option, open_cache, print_json
+from fa4build.cli.common import cache_dir_option, family_option, human_bytes, json_option, open_cache, print_json
 from fa4build.errors import ToolchainError
 
 if TYPE_CHECKING:
     from fa4build.axes import Variant
     from fa4build.cache import Cache
     from fa4build.explain import Explanation
+    from fa4build.families.interface import Family
+
+
+_CALLERS_SHOWN = 4
 
 
 @click.command("explain")
 @click.argument("variant_id", metavar="ID")
+@family_option
 @cache_dir_option
 @json_option
-def command(variant_id: str, cache_dir: Path | None, as_json: bool) -> None:
+def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: bool) -> None:
     """Tell everything known about one variant.
 
     Its axes, whether it can be built and why not, how it is tuned and by which source, how powers of two are computed,
@@ -29,12 +34,18 @@ def command(variant_id: str, cache_dir: Path | None, as_json: bool) -> None:
     Examples:
       fa4build explain fwd-sm90a-bf16-hd128-causal
       fa4build explain fwd-sm90a-e4m3-hd128-full      a refused one: the reasons
+      fa4build explain --family flash-attn-4 fwd-sm90a-bf16-hd128-causal-r4
     """
     from fa4build.axes import parse_axes
     from fa4build.explain import explain
+    from fa4build.families.registry import DEFAULT, family_named
 
+    family = family_named(family_name)
+    if family.name != DEFAULT:
+        _explain_kernel(family, variant_id, open_cache(cache_dir), as_json)
+        return
     explanation = explain(parse_axes(variant_id))
-    compiled = _compiled(explanation.variant, open_cache(cache_dir)) if explanation.is_written else None
+    compiled = _compiled(explanation.variant, open_cache(cache_dir), family) if explanation.is_written else None
     document = _document(explanation, compiled)
     if as_json:
         print_json(document)
@@ -42,13 +53,49 @@ def command(variant_id: str, cache_dir: Path | None, as_json: bool) -> None:
         _print(explanation, document)
 
 
-def _compiled(variant: "Variant", cache: "Cache") -> dict[str, Any] | None:
+def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) -> None:
+    """A kernel of another family: its axes, the operators that call it, and what its compile gave."""
+    from fa4build.arch import arch_named
+    from fa4build.errors import NothingSelectedError
+    from fa4build.selection import Selection
+
+    chosen = family.expand(Selection(globs=(name,)))
+    if len(chosen) > 1:
+        raise NothingSelectedError(f"{name!r} is {len(chosen)} kernels of {family.name}; name one.")
+    (kernel,) = chosen
+    of_arch = family.expand(Selection(arches=(kernel.arch,)))
+    callers = [r for r in family.op_recipes(of_arch) if any(step.kernel == kernel.id for step in r.steps)]
+    compiled = _compiled(kernel, cache, family)
+    document = {
+        "id": kernel.id,
+        "family": family.name,
+        "status": "cached" if compiled else "declared",
+        "target": arch_named(kernel.arch).target,
+        "axes": dict(kernel.axes),
+        "tuning": dict(kernel.tuning),
+        "operators": [{"op": recipe.op, "recipe": recipe.id, "when": recipe.when} for recipe in callers],
+        "compiled": compiled,
+    }
+    if as_json:
+        print_json(document)
+        return
+    click.echo(f"{kernel.id}: {document['status']}, of {family.name}")
+    for word in ("axes", "tuning"):
+        click.echo(f"  {word}: " + (", ".join(f"{key} {value}" for key, value in document[word].items()) or "none"))
+    for recipe in callers[:_CALLERS_SHOWN]:
+        click.echo(f"  called by {recipe.op}: {recipe.id}" + (f", when {recipe.when}" if recipe.when else ""))
+    if len(callers) > _CALLERS_SHOWN:
+        click.echo(f"  and by {len(callers) - _CALLERS_SHOWN} more")
+    _print_compiled(compiled)
+
+
+def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dict[str, Any] | None:
     """What the cache holds for a variant as it would be built now, with its evidence; None if nothing."""
     from fa4build.evidence import read_record
     from fa4build.pipeline import find_cached
 
     try:
-        (_, entry), *_ = find_cached([variant], cache)
+        (_, entry), *_ = find_cached([variant], cache, family=family)
     except ToolchainError:
         return None
     if entry is None:
@@ -95,7 +142,10 @@ def _print(explanation: "Explanation", document: dict[str, Any]) -> None:
         click.echo(f"  exp2: {explanation.exp2_mode}")
     if explanation.template is not None:
         click.echo(f"  rendered from {explanation.template}, reaches {len(explanation.dependencies)} kernel files")
-    compiled = document["compiled"]
+    _print_compiled(document["compiled"])
+
+
+def _print_compiled(compiled: dict[str, Any] | None) -> None:
     if compiled is None:
         return
     click.echo(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fa4build.cli.common import cache_dir_option, json_option, note, open_cache, print_json
+from fa4build.cli.common import cache_dir_option, family_option, json_option, note, open_cache, print_json
 
 if TYPE_CHECKING:
     from fa4build.cache import Cache
@@ -21,6 +21,7 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 
 @click.command("verify")
 @click.argument("globs", nargs=-1, metavar="[GLOB]...")
+@family_option
 @click.option("--static", is_flag=True, help="Read registers, memory, plan and instruction mix from the binaries.")
 @click.option("--simulate", is_flag=True, help="Run every acceptance case in the PTX simulator.")
 @click.option(
@@ -65,6 +66,7 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 @json_option
 def command(
     globs: tuple[str, ...],
+    family_name: str,
     static: bool,
     simulate: bool,
     record: Path | None,
@@ -91,22 +93,27 @@ def command(
       fa4build verify                                    everything that is written
       fa4build verify 'fwd-sm90a-*-causal' --simulate
       fa4build verify --arch sm100 --static
+      fa4build verify --family flash-attn-4 'fwd-sm100a-bf16-hd64-*'   operators of another family
       fa4build verify --static --update-baseline         after a change that was meant
       fa4build verify --device record.json               take over what a GPU machine has proven
       fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
+    from fa4build.families.registry import DEFAULT, family_named
+
     cache = open_cache(cache_dir)
     if record is not None:
-        if globs or arches or static or simulate or update_baseline:
-            raise click.UsageError("--device takes the whole record; leave out GLOB, --arch, --static and --simulate.")
+        if globs or arches or static or simulate or update_baseline or family_name != DEFAULT:
+            raise click.UsageError("--device takes the whole record; leave out GLOB and the other options.")
         return _install(record, cache, evidence_dir, as_json)
 
     if timing:
         if static or simulate or update_baseline:
             raise click.UsageError("--timing proves nothing; leave out --static, --simulate and --update-baseline.")
+        if family_name != DEFAULT:
+            raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
-    from fa4build.verify import Options, built_variants, verify
+    from fa4build.verify import Options, built_variants, family_kernels, verify
     from fa4build.verify_static import BASELINE_DIR
 
     options = Options(
@@ -120,8 +127,10 @@ def command(
         update_baseline=update_baseline,
         baseline_dir=baseline_dir or BASELINE_DIR,
     )
+    family = family_named(family_name)
+    chosen = built_variants(arches, globs) if family.name == DEFAULT else family_kernels(family, arches, globs)
     with _progress() as tell:
-        report = verify(built_variants(arches, globs), cache, options, tell)
+        report = verify(chosen, cache, options, tell, family=family)
     _print(report, cache, options.seeds, as_json)
     return report.exit_code
 

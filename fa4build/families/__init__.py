@@ -2,6 +2,7 @@
 
 from fa4build.families.interface import Buffer, Family, Input, OpRecipe, Scalar, Step
 from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family, one_step
+from fa4build.families.proof import Problem, ProofCase
 
 __all__ = [
     "TORCH_WORKER",
@@ -11,6 +12,8 @@ __all__ = [
     "Input",
     "OpRecipe",
     "Pinned",
+    "Problem",
+    "ProofCase",
     "Scalar",
     "Step",
     "kernel_family",

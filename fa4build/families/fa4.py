@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fa4build.acceptance import cases_for
 from fa4build.axes import Variant
 from fa4build.cache import key_inputs, key_of
 from fa4build.codegen.compile import CompileOptions, request_for
@@ -23,14 +20,9 @@ def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) 
     return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
 
 
-def _cases(variant: Variant) -> tuple[Any, ...]:
-    return tuple(cases_for(variant))
-
-
 FAMILY = Family(
     name="fa4",
     summary="FlashAttention-4 kernels of this project, kernels_src/",
     expand=expand_matrix,
     recipe=recipe_for,
-    cases=_cases,
 )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from fa4build.codegen.compile import CompileOptions, CompileRequest, Worker
+from fa4build.families.proof import ProofCase
 from fa4build.selection import Selection
 from fa4build.toolchain import Toolchain
 
@@ -131,7 +132,7 @@ def _same_toolchain(toolchain: Toolchain) -> Toolchain:
     return toolchain
 
 
-def _no_cases(kernel: Any) -> tuple[Any, ...]:
+def _no_cases(recipe: OpRecipe) -> tuple[ProofCase, ...]:
     return ()
 
 
@@ -148,11 +149,12 @@ class Family:
             key. Raises ToolchainError when a distribution is missing or of an untested version.
         worker: the process whose children compile.
         op_recipes: how operators are computed from these kernels; only those whose kernels are all there.
-        cases: acceptance cases of a kernel.
+        cases: what an operator must compute, for `fa4build verify --simulate`; () is unproven.
         notices: file name -> licence text, carried by every wheel of the family.
         license_expression: SPDX, of the kernels' sources and what is compiled from them.
         pack_prefix: distributions are `<pack_prefix>-<arch>`.
         aliases: further names accepted on the command line.
+        may_spill: kernels whose registers spill to memory are built and shipped as their authors wrote them.
     """
 
     name: str
@@ -162,11 +164,12 @@ class Family:
     toolchain: Callable[[Toolchain], Toolchain] = _same_toolchain
     worker: Worker = field(default_factory=Worker)
     op_recipes: Callable[[Sequence[Any]], tuple[OpRecipe, ...]] = _no_recipes
-    cases: Callable[[Any], tuple[Any, ...]] = _no_cases
+    cases: Callable[[OpRecipe], tuple[ProofCase, ...]] = _no_cases
     notices: Callable[[], dict[str, bytes]] = _no_notices
     license_expression: str = "Apache-2.0"
     pack_prefix: str = RUNTIME_NAME
     aliases: tuple[str, ...] = ()
+    may_spill: bool = False
 
     def pack_name(self, arch: str) -> str:
         """The distribution that holds the family's kernels for one target."""

@@ -118,7 +118,7 @@ def compile_kernel(request: Mapping[str, Any], options: str) -> HostFunction:
 
     def compile_named(host: Any, *arguments: Any, **given: Any) -> Any:
         name_kernels(host, request["symbol"])
-        return real(host, *arguments, **given | {"options": options})
+        return real(host, *arguments, **given | {"options": options, "no_jit_engine": True})
 
     cute.compile = compile_named
     compiled = _library_compile(op, dtype, n)
@@ -183,4 +183,5 @@ FAMILY: Family = kernel_family(
     environment={"QUACK_CACHE_ENABLED": "0"},
     worker=TORCH_WORKER,
     notices=_notices,
+    may_spill=True,
 )

@@ -5,6 +5,7 @@ Nothing of the package is committed or shipped but what is compiled from it; its
 - `configuration`: which tiles the library takes, and the facts of a problem's shape that reach its compile key.
 - `matrix`: the declared kernels of each target.
 - `recipes`: how operators are called with them.
+- `cases`: what the operators must compute.
 - `compiling`: in the compile process, the library's own Python code on fake tensors.
 """
 
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from fa4build.families.flash_attn_4.matrix import kernels
 from fa4build.families.flash_attn_4.recipes import op_recipes
-from fa4build.families.interface import Family
+from fa4build.families.interface import Family, OpRecipe
 from fa4build.families.kernels import TORCH_WORKER, Pinned, kernel_family, licence_files
+from fa4build.families.proof import ProofCase
 
 # Every variable of the library that changes what it compiles, at the library's own default.
 ENVIRONMENT = {
@@ -32,6 +34,12 @@ def _notices() -> dict[str, bytes]:
     return {**licence_files("flash-attn-4"), **licence_files("quack-kernels")}
 
 
+def _cases(recipe: OpRecipe) -> tuple[ProofCase, ...]:
+    from fa4build.families.flash_attn_4.cases import cases  # the simulator, which a build does not need
+
+    return cases(recipe)
+
+
 FAMILY: Family = kernel_family(
     name="upstream",
     summary="FlashAttention-4 kernels of flash-attn-4",
@@ -44,7 +52,9 @@ FAMILY: Family = kernel_family(
     ],
     environment=ENVIRONMENT,
     worker=replace(TORCH_WORKER, warm="fa4build.families.flash_attn_4.compiling:warm"),
+    cases=_cases,
     notices=_notices,
     license_expression="BSD-3-Clause AND Apache-2.0",
     aliases=("flash-attn-4", "flash_attn_4"),
+    may_spill=True,
 )

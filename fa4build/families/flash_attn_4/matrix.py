@@ -7,6 +7,7 @@ the dispatcher tells kernels apart whose other axes are equal.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -47,6 +48,16 @@ def kernels(arch: str) -> Iterator[FamilyKernel]:
         if kernel.id not in seen:
             seen.add(kernel.id)
             yield kernel
+
+
+@cache
+def _by_id(arch: str) -> dict[str, FamilyKernel]:
+    return {kernel.id: kernel for kernel in kernels(arch)}
+
+
+def declared(kernel_id: str) -> FamilyKernel:
+    """The kernel of an id. Raises: KeyError when none is declared under it."""
+    return _by_id(kernel_id.split("-")[1])[kernel_id]
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
