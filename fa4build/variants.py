@@ -389,7 +389,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "dtype": DTYPES_16_BIT,
                 "head_dims": ((64, 64), (96, 96), (128, 128)),
                 "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
+                "layout": ("dense", "varlen"),
                 "cta_group": (1,),
                 "deterministic": (False, True),
                 "softcap": (False, True),

@@ -11,6 +11,10 @@ orientations. Which tensor-memory columns are reused: memory/tmem_layout.py.
 Order of products for query tiles t: S(t+1), dK(t), dQ(t), dP(t+1), dV(t+1): the exponentials of t+1 run beside dK(t)
 and dQ(t). Products of one warp complete in the order they are issued: a barrier that tells of one tells of all before.
 
+Packed sequences: a CTA finds the sequence of its keys (scheduling.packed_tiles), and the workspaces have whole tiles of
+each (scheduling.padded_tiles). Rows behind a sequence belong to another, so warp 14 puts zeros in their place before a
+product reads them, and dK and dV leave by rows.
+
 Who waits for whom (arrivals that complete a phase):
     k_full, v_full (1 + bytes): K, V loaded.
     q_full[slot] (1 + bytes), q_empty[slot] (9): Q and lse_log2 loaded / read by dK, lse_log2 read by 8 compute warps.
@@ -19,6 +23,8 @@ Who waits for whom (arrivals that complete a phase):
     dp_full (1): dP^T complete. ds_ready (8): dS^T stored over dP^T, and to shared memory.
     dq_full (1): dQ complete, dS read. dq_empty (4): dQ read from tensor memory.
     dv_full, dk_full (1): accumulators complete, once.
+    k_landed, v_landed, q_landed[slot], do_landed[slot] (1 + bytes): packed sequences only, in place of the `full` ones,
+        which then count the arrival of warp 14 (1).
 Every tensor-memory access that crosses threads has its tcgen05 fences; every generic write that the copy engine or the
 tensor core reads has its proxy fence.
 Source: FlashAttention-2 (arXiv 2307.08691) algorithm 2; FlashAttention-4 (arXiv 2603.05451), backward pass.
@@ -35,12 +41,14 @@ from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import LayoutEnum
 
+from kernels_src.integers import ceil_div, maximum, select
 from kernels_src.masking.block_range import FULL, LOCAL
 from kernels_src.masking.query_range import query_range
+from kernels_src.memory import value_tail
 from kernels_src.memory.tmem_layout import backward_tmem
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
 from kernels_src.pipelines.ring import Cursor
-from kernels_src.scheduling import single_tile, turns
+from kernels_src.scheduling import packed_tiles, padded_tiles, single_tile, turns
 from kernels_src.softmax import correction, gradients, score_rows
 from kernels_src.softmax.softcap import cap_factor, cap_scores
 
@@ -50,8 +58,10 @@ TILE_M, TILE_N = 128, 128
 HALF = TILE_M // 2  # queries of one compute thread
 FRAGMENT = 32  # columns a tensor-memory access or a bulk store moves at a time
 WARPS_PER_GROUP, COMPUTE_WARPS = 4, 8
-COMPUTE_WARP, MMA_WARP, LOAD_WARP = 4, 12, 13
+COMPUTE_WARP, MMA_WARP, LOAD_WARP, TAIL_WARP = 4, 12, 13, 14
 DQ_SLOTS = 2  # staging slots of every reducing warp
+DENSE, VARLEN = "dense", "varlen"
+WARP = 32
 TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
 LOG2_E = 1.4426950408889634
 NO_QUERY = 1 << 30  # first visible query of a key beyond the sequence
@@ -74,6 +84,10 @@ class Barriers(NamedTuple):
     dq_empty: cute.Pointer
     dv_full: cute.Pointer
     dk_full: cute.Pointer
+    k_landed: object
+    v_landed: object
+    q_landed: object
+    do_landed: object
 
 
 class Problem(NamedTuple):
@@ -90,10 +104,14 @@ class Problem(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Divisors of the order of work."""
+    """The order of work: divisors, or, for packed sequences, the lists of lengths and the number of key heads."""
 
-    num_n_blocks: cute.FastDivmodDivisorV2
-    num_heads_kv: cute.FastDivmodDivisorV2
+    num_n_blocks: object
+    num_heads_kv: object
+    cu_seqlens_q: object = None
+    cu_seqlens_k: object = None
+    seqused_q: object = None
+    seqused_k: object = None
 
 
 class Maps(NamedTuple):
@@ -145,7 +163,11 @@ class Shared(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one CTA does: a tile of keys, and the tiles of queries that it visits for every query head of the group."""
+    """What one CTA does: a tile of keys, and the tiles of queries that it visits for every query head of the group.
+
+    seqlen_q, seqlen_k: of its sequence; num_steps: 0 without queries, and for a CTA without keys (not is_valid).
+    first_query, first_key, first_row: where the sequence starts in q, in k and in the workspaces; None if dense.
+    """
 
     n_block: Int32
     head_kv: Int32
@@ -155,6 +177,12 @@ class Work(NamedTuple):
     inner_end: Int32
     end: Int32
     num_steps: Int32
+    seqlen_q: Int32
+    seqlen_k: Int32
+    first_query: object = None
+    first_key: object = None
+    first_row: object = None
+    is_valid: object = True
 
 
 class Step(NamedTuple):
@@ -184,6 +212,7 @@ class BackwardSm100:
         dtype: cutlass.BFloat16 or cutlass.Float16, of all tensors but the float32 workspaces.
         head_dim, head_dim_v: multiples of 32; 256 + head_dim + head_dim_v tensor-memory columns must fit 512.
         mask: "full", "causal" or "local".
+        layout: "dense", or "varlen" for packed sequences.
         q_stages, do_stages: slots of Q and of dO.
         compute_registers, reduce_registers, other_registers: a thread, multiples of 8.
         deterministic: dQ is summed in a fixed order, see scheduling.turns. (dK and dV always are: one CTA sums them.)
@@ -204,11 +233,12 @@ class BackwardSm100:
         reduce_registers: int,
         other_registers: int,
         deterministic: bool = False,
+        layout: str = DENSE,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.q_stages, self.do_stages = q_stages, do_stages
         self.registers = (compute_registers, reduce_registers, other_registers)
-        self.deterministic = deterministic
+        self.deterministic, self.is_packed = deterministic, layout == VARLEN
         self.tmem = backward_tmem(TILE_M, head_dim, head_dim_v)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
@@ -230,22 +260,30 @@ class BackwardSm100:
         dk: cute.Tensor,
         dv: cute.Tensor,
         softmax_scale: Float32,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        seqused_q=None,
+        seqused_k=None,
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
         softcap=None,
         stream,
     ):
-        batch, seqlen_q, num_heads, _ = q.shape
-        seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
+        num_heads, num_heads_kv = q.shape[-2], k.shape[-2]
         maps = self._maps(q, k, v, dout, dq_accum, dk, dv)
-        num_n_blocks = cute.ceil_div(seqlen_k, TILE_N)
-        tiles = Tiles(
-            num_n_blocks=cute.FastDivmodDivisorV2(num_n_blocks), num_heads_kv=cute.FastDivmodDivisorV2(num_heads_kv)
-        )
+        if const_expr(self.is_packed):
+            num_n_blocks = packed_tiles.max_tiles(k.shape[0], cu_seqlens_k.shape[0] - 1, TILE_N)
+            num_tiles = num_n_blocks * num_heads_kv
+            tiles = Tiles(num_n_blocks, num_heads_kv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        else:
+            num_n_blocks = cute.ceil_div(k.shape[1], TILE_N)
+            num_tiles = num_n_blocks * num_heads_kv * k.shape[0]
+            divisor = cute.FastDivmodDivisorV2
+            tiles = Tiles(num_n_blocks=divisor(num_n_blocks), num_heads_kv=divisor(num_heads_kv))
         problem = Problem(
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
+            seqlen_q=None if const_expr(self.is_packed) else q.shape[1],
+            seqlen_k=None if const_expr(self.is_packed) else k.shape[1],
             window_left=window_left,
             window_right=window_right,
             scale=softmax_scale,
@@ -253,8 +291,9 @@ class BackwardSm100:
             softcap=softcap,
             cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
         )
-        self.kernel(maps, dpsum, lse_log2, dq_semaphore, problem, tiles).launch(
-            grid=(num_n_blocks * num_heads_kv * batch, 1, 1),
+        rows = (dk, dv) if const_expr(self.is_packed) else None
+        self.kernel(maps, dpsum, lse_log2, dq_semaphore, rows, problem, tiles).launch(
+            grid=(num_tiles, 1, 1),
             block=(NUM_THREADS, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
@@ -313,13 +352,13 @@ class BackwardSm100:
         )
 
     def _maps(self, q, k, v, dout, dq_accum, dk, dv) -> Maps:
-        """Tensor maps over (sequence, dim, head, batch)."""
+        """Tensor maps over (sequence, dim, head, batch), packed sequences without batch."""
         layouts, mma = self._layouts(), self._mma_scores()
 
         def reordered(tensor, modes):
             return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
 
-        rows = [1, 3, 2, 0]
+        rows, accumulator_rows = ([0, 2, 1], [1, 2, 0]) if self.is_packed else ([1, 3, 2, 0], [2, 3, 1, 0])
         qk, vdo = (TILE_N, TILE_M, self.head_dim), (TILE_N, TILE_M, self.head_dim_v)
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         cluster = cute.tiled_divide(cute.make_layout((1, 1, 1)), (mma.thr_id.shape,)).shape
@@ -337,7 +376,7 @@ class BackwardSm100:
             *operand(map_a, k, layouts.k, qk),
             *operand(map_a, v, layouts.v, vdo),
             *operand(map_b, dout, layouts.do, vdo),
-            *result(add, reordered(dq_accum, [2, 3, 1, 0]), layouts.dq),
+            *result(add, reordered(dq_accum, accumulator_rows), layouts.dq),
             *result(store, reordered(dk, rows), layouts.dk),
             *result(store, reordered(dv, rows), layouts.dv),
         )
@@ -352,6 +391,7 @@ class BackwardSm100:
         dpsum: cute.Tensor,
         lse_log2: cute.Tensor,
         dq_semaphore: cute.Tensor,
+        rows,
         problem: Problem,
         tiles: Tiles,
     ):
@@ -377,16 +417,32 @@ class BackwardSm100:
                 arch.setmaxregister_increase(self.registers[1])
             elif const_expr(self.registers[1] < LAUNCH_REGISTERS):
                 arch.setmaxregister_decrease(self.registers[1])
-            self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, self._work(problem, tiles))
+            work = self._work(problem, tiles)
+            if self._has_steps(work):
+                self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, work)
         elif warp < MMA_WARP:
             arch.setmaxregister_increase(self.registers[0])
-            self._compute_role(bars, maps, shared, tmem, problem, self._work(problem, tiles))
+            work = self._work(problem, tiles)
+            if self._has_steps(work):
+                self._compute_role(bars, maps, shared, tmem, rows, problem, work)
+            if const_expr(self.is_packed):
+                if work.is_valid & (work.num_steps == 0):
+                    self._store_zeros(rows, work)
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
-                self._mma_role(bars, shared, tmem, self._work(problem, tiles))
+                work = self._work(problem, tiles)
+                if self._has_steps(work):
+                    self._mma_role(bars, shared, tmem, work)
             elif warp == LOAD_WARP:
-                self._load_role(bars, maps, shared, dpsum, lse_log2, problem, self._work(problem, tiles))
+                work = self._work(problem, tiles)
+                if self._has_steps(work):
+                    self._load_role(bars, maps, shared, dpsum, lse_log2, problem, work)
+            elif const_expr(self.is_packed):
+                if warp == TAIL_WARP:
+                    work = self._work(problem, tiles)
+                    if self._has_steps(work):
+                        self._tail_role(bars, shared, problem, work)
         fence_before_arrive()
         arch.sync_threads()
         fence_after_wait()
@@ -420,15 +476,17 @@ class BackwardSm100:
             (1, 1), (1, 1), (self.q_stages, 1), (self.q_stages, 1 + COMPUTE_WARPS),
             (self.do_stages, 1), (self.do_stages, 1 + COMPUTE_WARPS),
             (1, 1), (1, COMPUTE_WARPS), (1, 1), (1, COMPUTE_WARPS), (1, 1), (1, WARPS_PER_GROUP), (1, 1), (1, 1),
+            *((1, 1), (1, 1), (self.q_stages, 1), (self.do_stages, 1)) * self.is_packed,
         )  # fmt: skip
 
     def _allocate_barriers(self, smem) -> Barriers:
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
+        used = [smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()]
+        return Barriers(*used, *[None] * (len(Barriers._fields) - len(used)))
 
     @cute.jit
     def _init_barriers(self, bars: Barriers):
         with arch.elect_one():
-            for field, (number, arrivals) in zip(bars, self._barrier_counts(), strict=True):
+            for field, (number, arrivals) in zip(bars, self._barrier_counts()):
                 for i in range(number):
                     arch.mbarrier_init(field + i, arrivals)
         arch.mbarrier_init_fence()
@@ -437,26 +495,79 @@ class BackwardSm100:
     def _work(self, problem: Problem, tiles: Tiles) -> Work:
         """The tile of keys of this CTA. Every role computes it anew: values that lived across the branch to the roles
         would count against the registers of all of them (seen as spills)."""
+        if const_expr(self.is_packed):
+            return self._packed_work(problem, tiles)
         tile = single_tile.tile_at(arch.block_idx()[0], tiles.num_n_blocks, tiles.num_heads_kv)
         n_block = tile.m_block
         if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
             n_block = tiles.num_n_blocks.divisor - 1 - n_block
+        return self._visits(problem, n_block, tile.head, tile.batch, problem.seqlen_q, problem.seqlen_k)
+
+    @cute.jit
+    def _packed_work(self, problem: Problem, tiles: Tiles) -> Work:
+        """The same among packed sequences: tiles of keys of a head are neighbours."""
+        batch = tiles.cu_seqlens_k.shape[0] - 1
+        is_valid, sequence, rest = packed_tiles.find_sequence(
+            arch.block_idx()[0], tiles.cu_seqlens_k, tiles.seqused_k, batch, 1, tiles.num_heads_kv, TILE_N
+        )
+        seqlen_q = packed_tiles.sequence_length(tiles.cu_seqlens_q, tiles.seqused_q, sequence)
+        seqlen_k = packed_tiles.sequence_length(tiles.cu_seqlens_k, tiles.seqused_k, sequence)
+        num_n_blocks = maximum(ceil_div(seqlen_k, TILE_N), 1)
+        head = rest // num_n_blocks
+        n_block = rest - head * num_n_blocks
+        if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
+            n_block = num_n_blocks - 1 - n_block
+        first_query = tiles.cu_seqlens_q[sequence]
+        work = self._visits(problem, n_block, head, Int32(0), maximum(seqlen_q, 1), seqlen_k)
+        return work._replace(
+            num_steps=select(is_valid & (seqlen_q > 0), work.num_steps, 0),
+            seqlen_q=seqlen_q,
+            first_query=first_query,
+            first_key=tiles.cu_seqlens_k[sequence],
+            first_row=padded_tiles.first_tile(first_query, sequence) * padded_tiles.TILE,
+            is_valid=is_valid,
+        )
+
+    def _visits(self, problem: Problem, n_block, head_kv, batch, seqlen_q, seqlen_k) -> Work:
+        """The work of one tile of keys."""
         queries = query_range(
             n_block,
             tile_m=TILE_M,
             tile_n=TILE_N,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
             mask=self.mask,
             window_left=problem.window_left,
             window_right=problem.window_right,
         )
         begin, end = Int32(queries.begin), Int32(queries.end)
         return Work(
-            n_block=n_block, head_kv=tile.head, batch=tile.batch, begin=begin,
+            n_block=n_block, head_kv=head_kv, batch=batch, begin=begin,
             inner_begin=Int32(queries.inner_begin), inner_end=Int32(queries.inner_end), end=end,
-            num_steps=(end - begin) * problem.heads_per_kv,
+            num_steps=(end - begin) * problem.heads_per_kv, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
         )  # fmt: skip
+
+    def _has_steps(self, work: Work):
+        """Dense problems always have some."""
+        return work.num_steps > 0 if self.is_packed else True
+
+    def _tiles_of(self, coordinates, shape, head, work: Work, first_row):
+        """Tiles of one head of a sequence, all rows and columns of them. first_row: where packed ones start."""
+        if self.is_packed:
+            return cute.local_tile(cute.domain_offset((first_row, 0, 0), coordinates), shape, (None, None, head))
+        return cute.local_tile(coordinates, shape, (None, None, head, work.batch))
+
+    def _rows_of(self, statistics, head, work: Work):
+        """Per-query values of one head of a sequence."""
+        if self.is_packed:
+            return cute.domain_offset((work.first_row,), statistics[head, None])
+        return statistics[work.batch, head, None]
+
+    def _counter(self, dq_semaphore, step, work: Work):
+        """The counter of a tile of queries."""
+        if self.is_packed:
+            return dq_semaphore[step.head, None].iterator + work.first_row // padded_tiles.TILE + step.m_block
+        return dq_semaphore[work.batch, step.head, None].iterator + step.m_block
 
     def _first_step(self, problem: Problem, work: Work) -> Step:
         return Step(work.head_kv * problem.heads_per_kv, work.begin)
@@ -486,15 +597,27 @@ class BackwardSm100:
     def _load_role(self, bars, maps, shared, dpsum, lse_log2, problem, work):
         """Warp 13: K Q V dO, then Q and dO of every further tile. The whole warp runs along; each copy elects."""
         thread = self._mma_scores().get_slice(0)
-        gK = cute.local_tile(maps.k_coordinates, (TILE_N, self.head_dim), (None, 0, work.head_kv, work.batch))
-        gV = cute.local_tile(maps.v_coordinates, (TILE_N, self.head_dim_v), (None, 0, work.head_kv, work.batch))
-        ks, gK = _copy_views(maps.k, shared.k, thread.partition_A(gK))
-        vs, gV = _copy_views(maps.v, shared.v, thread.partition_A(gV))
+        gK = self._tiles_of(maps.k_coordinates, (TILE_N, self.head_dim), work.head_kv, work, work.first_key)
+        gV = self._tiles_of(maps.v_coordinates, (TILE_N, self.head_dim_v), work.head_kv, work, work.first_key)
+        ks, gK = _copy_views(maps.k, shared.k, thread.partition_A(gK[None, None, None, 0]))
+        vs, gV = _copy_views(maps.v, shared.v, thread.partition_A(gV[None, None, None, 0]))
         q_slot, do_slot = Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0))
         step = self._first_step(problem, work)
-        self._load_once(bars.k_full, maps.k, gK[None, work.n_block], ks[None, 0], self._bytes(self.head_dim))
+        self._load_once(
+            bars.k_landed if self.is_packed else bars.k_full,
+            maps.k,
+            gK[None, work.n_block],
+            ks[None, 0],
+            self._bytes(self.head_dim),
+        )
         self._load_q(bars, maps, shared, lse_log2, step, work, q_slot)
-        self._load_once(bars.v_full, maps.v, gV[None, work.n_block], vs[None, 0], self._bytes(self.head_dim_v))
+        self._load_once(
+            bars.v_landed if self.is_packed else bars.v_full,
+            maps.v,
+            gV[None, work.n_block],
+            vs[None, 0],
+            self._bytes(self.head_dim_v),
+        )
         self._load_do(bars, maps, shared, dpsum, step, work, do_slot)
         remaining = work.num_steps - 1
         while remaining > 0:
@@ -517,21 +640,23 @@ class BackwardSm100:
     @cute.jit
     def _load_q(self, bars, maps, shared, lse_log2, step, work, slot):
         """Q and lse_log2 of one tile of queries into their slot once its last readers are done."""
-        gQ = cute.local_tile(maps.q_coordinates, (TILE_M, self.head_dim), (None, 0, step.head, work.batch))
-        qs, gQ = _copy_views(maps.q, shared.q, self._mma_scores().get_slice(0).partition_B(gQ))
+        gQ = self._tiles_of(maps.q_coordinates, (TILE_M, self.head_dim), step.head, work, work.first_query)
+        qs, gQ = _copy_views(maps.q, shared.q, self._mma_scores().get_slice(0).partition_B(gQ[None, None, None, 0]))
+        full = bars.q_landed if const_expr(self.is_packed) else bars.q_full
         self._load_rows(
-            bars.q_full, bars.q_empty, slot, maps.q, gQ[None, step.m_block], qs[None, slot.stage],
-            lse_log2[work.batch, step.head, None], shared.lse_log2, step.m_block, self._bytes(self.head_dim),
+            full, bars.q_empty, slot, maps.q, gQ[None, step.m_block], qs[None, slot.stage],
+            self._rows_of(lse_log2, step.head, work), shared.lse_log2, step.m_block, self._bytes(self.head_dim),
         )  # fmt: skip
 
     @cute.jit
     def _load_do(self, bars, maps, shared, dpsum, step, work, slot):
         """dO and dpsum of one tile of queries, in the same way."""
-        gO = cute.local_tile(maps.do_coordinates, (TILE_M, self.head_dim_v), (None, 0, step.head, work.batch))
-        dos, gO = _copy_views(maps.do, shared.do, self._mma_scores().get_slice(0).partition_B(gO))
+        gO = self._tiles_of(maps.do_coordinates, (TILE_M, self.head_dim_v), step.head, work, work.first_query)
+        dos, gO = _copy_views(maps.do, shared.do, self._mma_scores().get_slice(0).partition_B(gO[None, None, None, 0]))
+        full = bars.do_landed if const_expr(self.is_packed) else bars.do_full
         self._load_rows(
-            bars.do_full, bars.do_empty, slot, maps.do, gO[None, step.m_block], dos[None, slot.stage],
-            dpsum[work.batch, step.head, None], shared.dpsum, step.m_block, self._bytes(self.head_dim_v),
+            full, bars.do_empty, slot, maps.do, gO[None, step.m_block], dos[None, slot.stage],
+            self._rows_of(dpsum, step.head, work), shared.dpsum, step.m_block, self._bytes(self.head_dim_v),
         )  # fmt: skip
 
     @cute.jit
@@ -548,6 +673,39 @@ class BackwardSm100:
         )
         with arch.elect_one():
             cute.copy(bulk, rows, place, mbar_ptr=full + slot.stage)
+
+    # --- rows behind a sequence -------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _tail_role(self, bars, shared, problem, work):
+        """Warp 14: zeros to rows of K, V, Q and dO behind the sequence, in the order in which they are loaded."""
+        keys = work.seqlen_k - work.n_block * TILE_N
+        arch.mbarrier_wait(bars.k_landed, 0)
+        self._end_tile(shared.k, 0, keys, self.head_dim, bars.k_full)
+        q_slot, do_slot = Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0))
+        step = self._first_step(problem, work)
+        turn = Int32(0)
+        while turn < work.num_steps:
+            queries = work.seqlen_q - step.m_block * TILE_M
+            arch.mbarrier_wait(bars.q_landed + q_slot.stage, q_slot.phase)
+            self._end_tile(shared.q, q_slot.stage, queries, self.head_dim, bars.q_full + q_slot.stage)
+            if turn == 0:
+                arch.mbarrier_wait(bars.v_landed, 0)
+                self._end_tile(shared.v, 0, keys, self.head_dim_v, bars.v_full)
+            arch.mbarrier_wait(bars.do_landed + do_slot.stage, do_slot.phase)
+            self._end_tile(shared.do, do_slot.stage, queries, self.head_dim_v, bars.do_full + do_slot.stage)
+            q_slot, do_slot = q_slot.next(self.q_stages), do_slot.next(self.do_stages)
+            step = self._next_step(step, work)
+            turn = turn + 1
+
+    @cute.jit
+    def _end_tile(self, tiles, stage, rows, columns: cutlass.Constexpr[int], full):
+        """Zeros to rows `rows` .. of a tile of 128, and the arrival that hands it on."""
+        if rows < TILE_M:
+            address = tiles.iterator.toint() + stage * self._bytes(columns)
+            value_tail.zero_rows(address, rows, arch.lane_idx(), TILE_M, columns, WARP)
+            arch.fence_proxy("async.shared", space="cta")
+        self._arrive_warp(full)
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
@@ -658,7 +816,7 @@ class BackwardSm100:
     # --- compute ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _compute_role(self, bars, maps, shared, tmem, problem, work):
+    def _compute_role(self, bars, maps, shared, tmem, rows, problem, work):
         """Warps 4 - 11: thread t of either warpgroup owns key t, warpgroup h queries 64 h .. 64 h + 63 of a tile."""
         row = arch.thread_idx()[0] % TILE_N
         half = arch.make_warp_uniform((arch.warp_idx() - COMPUTE_WARP) // WARPS_PER_GROUP)
@@ -675,14 +833,15 @@ class BackwardSm100:
             step = self._next_step(step, work)
             turn = turn + 1
         layouts = self._layouts()
+        dk_rows, dv_rows = rows if const_expr(self.is_packed) else (None, None)
         arch.mbarrier_wait(bars.dv_full, 0)
         self._store_gradient(
-            maps.dv, maps.dv_coordinates, _retyped(shared.do, layouts.dv, self.dtype), tmem + self.tmem.dv,
+            dv_rows, maps.dv, maps.dv_coordinates, _retyped(shared.do, layouts.dv, self.dtype), tmem + self.tmem.dv,
             self.head_dim_v, Float32(1.0), work, row, half,
         )  # fmt: skip
         arch.mbarrier_wait(bars.dk_full, 0)
         self._store_gradient(
-            maps.dk, maps.dk_coordinates, _retyped(shared.q, layouts.dk, self.dtype), tmem + self.tmem.dk,
+            dk_rows, maps.dk, maps.dk_coordinates, _retyped(shared.q, layouts.dk, self.dtype), tmem + self.tmem.dk,
             self.head_dim, problem.scale, work, row, half,
         )  # fmt: skip
         with arch.elect_one():
@@ -712,7 +871,7 @@ class BackwardSm100:
             cap_scores(values, problem.cap_factor)
         if (step.m_block < work.inner_begin) | (step.m_block >= work.inner_end):
             first_query = step.m_block * TILE_M + half * HALF
-            begin, end = self._visible_queries(key, problem)
+            begin, end = self._visible_queries(key, problem, work)
             score_rows.mask_row(values, begin - first_query, end - first_query, True, self.mask == LOCAL)
         lse = cute.local_tile(shared.lse_log2[None, slot.stage], (HALF,), (half,))
         column = self.tmem.scores + half * HALF
@@ -736,15 +895,15 @@ class BackwardSm100:
         return values
 
     @cute.jit
-    def _visible_queries(self, key, problem: Problem):
+    def _visible_queries(self, key, problem: Problem, work: Work):
         """[begin, end) of the queries that see a key."""
         begin, end = Int32(0), Int32(0)
         if const_expr(self.mask != FULL):
             right = problem.window_right if const_expr(self.mask == LOCAL) else Int32(0)
-            begin = key - (problem.seqlen_k - problem.seqlen_q) - right
+            begin = key - (work.seqlen_k - work.seqlen_q) - right
         if const_expr(self.mask == LOCAL):
-            end = key - (problem.seqlen_k - problem.seqlen_q) + problem.window_left + 1
-        return Int32(NO_QUERY) if key >= problem.seqlen_k else begin, end
+            end = key - (work.seqlen_k - work.seqlen_q) + problem.window_left + 1
+        return Int32(NO_QUERY) if key >= work.seqlen_k else begin, end
 
     def _piece(self, values, piece: int, size: int):
         """Registers of one tensor-memory access."""
@@ -795,15 +954,25 @@ class BackwardSm100:
 
     @cute.jit
     def _store_gradient(
-        self, atom, coordinates, staging, accumulator, columns: cutlass.Constexpr[int], factor, work, row, half
+        self,
+        gradient,
+        atom,
+        coordinates,
+        staging,
+        accumulator,
+        columns: cutlass.Constexpr[int],
+        factor,
+        work,
+        row,
+        half,
     ):
         """dK or dV of this warp's 32 keys and every second 32 columns: tensor memory -> registers -> shared -> global.
 
         Every warp stores its own boxes, so no warp waits for another; the tensor map clips keys beyond the sequence.
+        Packed sequences: every thread stores the row of its key to `gradient`, the tensor itself.
         """
         fence_after_wait()
         quarter = arch.make_warp_uniform(row // FRAGMENT)
-        target = cute.local_tile(coordinates, (FRAGMENT, FRAGMENT), (None, None, work.head_kv, work.batch))
         for turn in cutlass.range_constexpr((columns // FRAGMENT + 1) // 2):
             fragment = turn * 2 + half
             if fragment < columns // FRAGMENT:
@@ -817,16 +986,40 @@ class BackwardSm100:
                     values[i], values[i + 1] = arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
                 converted = cute.make_rmem_tensor((FRAGMENT,), self.dtype)
                 converted.store(values.load().to(self.dtype))
-                tile = fragment * WARPS_PER_GROUP + quarter
-                cute.autovec_copy(converted, staging[row % FRAGMENT, None, tile])
-                arch.fence_proxy("async.shared", space="cta")
-                arch.sync_warp()
-                self._store_box(
-                    atom,
-                    staging[None, None, tile],
-                    target[None, None, work.n_block * WARPS_PER_GROUP + quarter, fragment],
-                    False,
-                )
+                if const_expr(self.is_packed):
+                    self._store_row(gradient, converted, fragment, work, row)
+                else:
+                    target = cute.local_tile(coordinates, (FRAGMENT, FRAGMENT), (None, None, work.head_kv, work.batch))
+                    tile = fragment * WARPS_PER_GROUP + quarter
+                    cute.autovec_copy(converted, staging[row % FRAGMENT, None, tile])
+                    arch.fence_proxy("async.shared", space="cta")
+                    arch.sync_warp()
+                    self._store_box(
+                        atom,
+                        staging[None, None, tile],
+                        target[None, None, work.n_block * WARPS_PER_GROUP + quarter, fragment],
+                        False,
+                    )
+
+    @cute.jit
+    def _store_row(self, gradient, values, fragment, work, row):
+        """32 columns of the gradient of this thread's key, if the key exists."""
+        key = work.n_block * TILE_N + row
+        if key < work.seqlen_k:
+            line = gradient[work.first_key + key, work.head_kv, None]
+            cute.autovec_copy(values, cute.local_tile(line, (FRAGMENT,), (fragment,)))
+
+    @cute.jit
+    def _store_zeros(self, rows, work):
+        """dK and dV of keys whose sequence has no queries."""
+        row = arch.thread_idx()[0] % TILE_N
+        half = arch.make_warp_uniform((arch.warp_idx() - COMPUTE_WARP) // WARPS_PER_GROUP)
+        zeros = cute.make_rmem_tensor((FRAGMENT,), self.dtype)
+        zeros.fill(0)
+        for gradient in rows:
+            for turn in cutlass.range_constexpr((gradient.shape[-1] // FRAGMENT + 1) // 2):
+                if turn * 2 + half < gradient.shape[-1] // FRAGMENT:
+                    self._store_row(gradient, zeros, turn * 2 + half, work, row)
 
     @cute.jit
     def _store_box(self, atom, source, target, elects: cutlass.Constexpr[bool]):
@@ -852,7 +1045,7 @@ class BackwardSm100:
         quarter = arch.make_warp_uniform(arch.warp_idx())
         step = self._first_step(problem, work)
         is_adding = self._is_adding(work, problem)
-        counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
+        counter = self._counter(dq_semaphore, step, work)
         turn = Int32(0)
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
@@ -865,7 +1058,7 @@ class BackwardSm100:
             self._arrive_warp(bars.dq_empty)
             if is_adding:
                 if const_expr(self.deterministic):
-                    counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
+                    counter = self._counter(dq_semaphore, step, work)
                     turns.wait_turn(counter, WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
                 self._add_tile(maps, shared, rest, work, step, row, quarter)
             step = self._next_step(step, work)
@@ -886,7 +1079,7 @@ class BackwardSm100:
 
     def _rank(self, m_block, work, problem):
         return turns.rank(
-            work.n_block, m_block, tile_n=TILE_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, mask=self.mask,
+            work.n_block, m_block, tile_n=TILE_N, seqlen_q=work.seqlen_q, seqlen_k=work.seqlen_k, mask=self.mask,
             window_right=problem.window_right,
         )  # fmt: skip
 
@@ -895,7 +1088,7 @@ class BackwardSm100:
         if not self.deterministic:
             return True
         return turns.is_seen(
-            work.n_block, tile_n=TILE_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, mask=self.mask,
+            work.n_block, tile_n=TILE_N, seqlen_q=work.seqlen_q, seqlen_k=work.seqlen_k, mask=self.mask,
             window_left=problem.window_left, window_right=problem.window_right,
         )  # fmt: skip
 
@@ -930,7 +1123,7 @@ class BackwardSm100:
     @cute.jit
     def _add_tile(self, maps, shared, rest, work, step, row, quarter):
         """Adds this warp's rows of dQ to global memory, 32 columns at a time: what is staged, then the rest."""
-        target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
+        target = self._tiles_of(maps.dq_coordinates, (FRAGMENT, FRAGMENT), step.head, work, work.first_row)
         for piece in cutlass.range_constexpr(self.head_dim // FRAGMENT):
             slot = piece % DQ_SLOTS
             if const_expr(piece >= DQ_SLOTS):

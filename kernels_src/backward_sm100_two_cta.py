@@ -441,7 +441,7 @@ class BackwardSm100TwoCta(BackwardSm100):
         return Work(
             n_block=pair * PAIR + _rank(), head_kv=tile.head, batch=tile.batch, begin=begin,
             inner_begin=Int32(queries.inner_begin), inner_end=Int32(queries.inner_end), end=end,
-            num_steps=(end - begin) * problem.heads_per_kv,
+            num_steps=(end - begin) * problem.heads_per_kv, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k,
         )  # fmt: skip
 
     @cute.jit
@@ -648,12 +648,12 @@ class BackwardSm100TwoCta(BackwardSm100):
         layouts = self._layouts()
         arch.mbarrier_wait(bars.dv_full, 0)
         self._store_gradient(
-            maps.dv, maps.dv_coordinates, _retyped(shared.v, layouts.dv, self.dtype), tmem + self.tmem.dv,
+            None, maps.dv, maps.dv_coordinates, _retyped(shared.v, layouts.dv, self.dtype), tmem + self.tmem.dv,
             self.head_dim_v, Float32(1.0), work, row, half,
         )  # fmt: skip
         arch.mbarrier_wait(bars.dk_full, 0)
         self._store_gradient(
-            maps.dk, maps.dk_coordinates, _retyped(shared.k, layouts.dk, self.dtype), tmem + self.tmem.dk,
+            None, maps.dk, maps.dk_coordinates, _retyped(shared.k, layouts.dk, self.dtype), tmem + self.tmem.dk,
             self.head_dim, problem.scale, work, row, half,
         )  # fmt: skip
         with arch.elect_one():
