@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,15 @@ from fa4build.codegen.compile import CompileOptions
 from fa4build.evidence import write_record
 from fa4build.pack import build_pack, write_pack
 from fa4build.pipeline import recipe_for
-from fa4build.report.benchmarks import read_benchmarks
-from fa4build.report.collect import ReportData, collect
-from fa4build.report.grid import SIGNS, STAGES, grids, stage_of
+from fa4build.report.benchmarks import Comparison, read_benchmarks
+from fa4build.report.collect import ReportData, VariantRow, collect
+from fa4build.report.grid import SIGNS, STAGES, grids, kind_of, stage_of
 from fa4build.report.page import STAGE_WORDS, render_page
-from fa4build.report.plots import build_plots
+from fa4build.report.plots import build_plots, comparison_plots
 from fa4build.report.style import SERIES
 from fa4build.report.timelines import inline_svg, read_timelines
 from fa4build.toolchain import current_toolchain
-from fa4build.variants import valid_variants, written_variants
+from fa4build.variants import valid_variants, variant_axes, written_variants
 from fa4build.verify_static import CLASSES
 from tests.artifacts import ABI, TOOLCHAIN, made_up_family
 
@@ -293,24 +294,74 @@ def test_without_static_proof_the_mix_is_left_out_and_said_so(tmp_path):
     assert "<code>fa4build verify --static</code>" in render_page(found)
 
 
-def test_a_cell_shows_the_least_of_its_kernels(data):
-    """bf16 hd128: full is static, causal simulated; words and signs exist for every stage."""
-    (grid,) = [grid for grid in grids(data.variants) if grid.title == "fwd, sm90a"]
-    cells = dict(zip(grid.columns, dict(grid.rows)["128"], strict=True))
+def test_a_grid_has_a_mark_for_every_kernel(data):
+    """Where its kind, head dimension, data type and mask put it: bf16 hd128 full is static, causal simulated."""
+    found = {grid.title: grid for grid in grids(data.variants)}
+    grid = found["fwd, sm90a"]
+    cells = dict(zip(grid.columns, dict(grid.rows)["dense"], strict=True))
+    titles = [mark.title for grid in found.values() for _, line in grid.rows for cell in line for mark in cell if mark]
 
-    assert ("S", "M") == (cells["bf16 full"].sign, cells["bf16 causal"].sign)
+    assert ("bf16", "fp16") == grid.dtypes
+    assert ("full", "causal", "local") == grid.masks
+    assert ["S", "M"] == [mark.sign for mark in cells["128"][:2]]
+    assert f"{CAUSAL}: simulated" == cells["128"][1].title
+    assert Counter(row.id for row in data.variants) == Counter(title.partition(":")[0] for title in titles)
     assert set(STAGES) == set(SIGNS) == set(STAGE_WORDS)
 
 
-def test_the_full_matrix_is_drawn_in_seconds_and_small(tmp_path):
-    """Every written variant compiled and proven: under 10 s of work and 5 MB."""
-    for variant in written_variants():
-        fill(tmp_path, variant.id, simulated=True)
-    start = time.process_time()
-    page = render_page(collect(Cache(tmp_path)))
+def rows_of(model: VariantRow, variants) -> tuple[VariantRow, ...]:
+    """As if all of these were compiled and proven as one that is."""
+    return tuple(
+        replace(model, id=variant.id, op=variant.op, arch=variant.arch, axes=variant_axes(variant))
+        for variant in variants
+    )
 
+
+@pytest.fixture(scope="module")
+def large(data: ReportData) -> ReportData:
+    """Every second valid variant as if it were compiled and proven: more than will be written for long."""
+    (model,) = [row for row in data.variants if row.id == CAUSAL]
+    return replace(data, variants=rows_of(model, valid_variants()[::2]))
+
+
+def test_kinds_name_what_a_kernel_can_do(data):
+    """Layout first, then what is on; the data types and masks are within the cell."""
+    (model,) = [row for row in data.variants if row.id == CAUSAL]
+    spelled = {
+        "fwd-sm90a-bf16-hd128-causal": "dense",
+        "fwd-sm90a-bf16-hd128-causal-paged-split-softcap": "paged split softcap",
+        "bwd-sm100a-bf16-hd128-full-varlen-2cta-deterministic": "varlen 2cta deterministic",
+        "fwd_combine-sm90a-bf16-hd128-sink": "dense sink",
+    }
+
+    assert list(spelled.values()) == [kind_of(row) for row in rows_of(model, map(parse_axes, spelled))]
+
+
+def test_the_mix_has_a_bar_for_each_head_dimension(large):
+    """However many kernels there are: at most 6 head dimensions for each of 2 ops on 3 targets."""
+    mix = {plot.name: plot.svg for plot in build_plots(large)}["instruction-mix"]
+    named = re.findall(r">((?:fwd|bwd)-sm\d+a-[\w-]+)<", mix)
+
+    assert 20 < len(named) == len(set(named)) <= 36
+
+
+def test_a_large_matrix_is_drawn_in_seconds_and_small(large):
+    """Some 1500 kernels: under 10 s of work and 5 MB. The long lists are folded."""
+    start = time.process_time()
+    page = render_page(large)
+
+    assert len(large.variants) > 1400
     assert time.process_time() - start < 10
     assert len(page.encode()) < 5_000_000
+    assert "<details open" not in page
+
+
+def test_a_case_that_was_measured_for_one_kernel_has_one_bar(data):
+    """Not a bar of length 0, which would read as a measurement."""
+    alone = Comparison(source="a.json", cases={"x": {"ours": 10.0, "upstream": 12.0}, "y": {"ours": 11.0}})
+    (plot,) = comparison_plots([alone])
+
+    assert ["10", "11", "12"] == sorted(re.findall(r">(\d+)</text>", plot.svg.partition("cycles a block")[2]))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The coverage grids: for a target and op, head dimension against dtype and mask, with how far each cell is proven."""
+"""The coverage grids: for a target and op, what a kernel can do against head dimension, with how far each is proven."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,26 +9,38 @@ STAGES = ("written", "outdated", "compiled", "static", "simulated", "silicon")
 """From least to most: has a kernel; compiled from other sources; compiled; and the three levels of proof."""
 
 SIGNS = {"written": "○", "outdated": "◌", "compiled": "●", "static": "S", "simulated": "M", "silicon": "G"}
-"""What a cell shows, so that it can be read without its colour."""
+"""What a mark shows, so that it can be read without its colour."""
+
+# Axes beside layout that make a line of a grid, and how one says that they are on.
+_KINDS = (("split", True, "split"), ("cta_group", 2, "2cta"), ("deterministic", True, "deterministic"))
+_KINDS += (("softcap", True, "softcap"), ("sink", True, "sink"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """stage: the least of the cell's variants. title: their ids and stages, for the pointer. count: how many."""
+class Mark:
+    """One kernel. title: its id and stage, for the pointer."""
 
     stage: str
     sign: str
-    count: int
     title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """rows: (head dimension, a cell or None for each column)."""
+    """Cells of marks.
+
+    Attributes:
+        columns: head dimensions.
+        dtypes, masks: what the lines and columns of marks in every cell stand for.
+        rows: (kind, a cell for each head dimension): the marks of a cell, line by line; None where there is no kernel.
+            Lines after a kind's last data type are left out.
+    """
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    dtypes: tuple[str, ...]
+    masks: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[Mark | None, ...], ...]], ...]
 
 
 def stage_of(row: VariantRow) -> str:
@@ -36,37 +48,44 @@ def stage_of(row: VariantRow) -> str:
     return row.level if row.state == "compiled" and row.level != "none" else row.state
 
 
+def kind_of(row: VariantRow) -> str:
+    """Layout and features: `dense`, `varlen split`, `dense 2cta deterministic`."""
+    features = [word for axis, value, word in _KINDS if row.axes.get(axis) == value]
+    return " ".join((str(row.axes.get("layout", "dense")), *features))
+
+
 def grids(rows: Sequence[VariantRow]) -> Iterator[Grid]:
     """One for each target and op that has kernels."""
-    for arch, op in dict.fromkeys((row.arch, row.op) for row in rows):
-        own = [row for row in rows if (row.arch, row.op) == (arch, op)]
-        columns = tuple(dict.fromkeys(map(_column, own)))
-        dims = sorted({(row.axes["head_dim"], row.axes["head_dim_v"]) for row in own})
-        yield Grid(
-            title=f"{op}, {arch}",
-            columns=columns,
-            rows=tuple(
-                (
-                    str(dim[0]) if dim[0] == dim[1] else f"{dim[0]}, {dim[1]}",
-                    tuple(_cell([row for row in own if _is_in(row, dim, column)]) for column in columns),
-                )
-                for dim in dims
-            ),
-        )
+    own: dict[tuple[str, str], list[VariantRow]] = {}
+    for row in rows:
+        own.setdefault((row.arch, row.op), []).append(row)
+    for (arch, op), members in own.items():
+        yield _grid(f"{op}, {arch}", members)
 
 
-def _column(row: VariantRow) -> str:
-    return " ".join(str(row.axes[name]) for name in ("dtype", "mask") if name in row.axes)
-
-
-def _is_in(row: VariantRow, dims: tuple[int, int], column: str) -> bool:
-    return (row.axes["head_dim"], row.axes["head_dim_v"]) == dims and _column(row) == column
-
-
-def _cell(rows: Sequence[VariantRow]) -> Cell | None:
-    if not rows:
-        return None
-    stage = min(map(stage_of, rows), key=STAGES.index)
-    return Cell(
-        stage=stage, sign=SIGNS[stage], count=len(rows), title="\n".join(f"{row.id}: {stage_of(row)}" for row in rows)
+def _grid(title: str, rows: Sequence[VariantRow]) -> Grid:
+    dims = sorted({(row.axes["head_dim"], row.axes["head_dim_v"]) for row in rows})
+    dtypes = tuple(dict.fromkeys(str(row.axes["dtype"]) for row in rows))
+    masks = tuple(dict.fromkeys(str(row.axes.get("mask", "full")) for row in rows))
+    marks = {}
+    for row in rows:
+        dim, mask = (row.axes["head_dim"], row.axes["head_dim_v"]), row.axes.get("mask", "full")
+        marks[kind_of(row), dim, row.axes["dtype"], mask] = _mark(row)
+    lines: dict[str, int] = {}  # kind -> how many of the data types it needs
+    for row in rows:
+        lines[kind_of(row)] = max(lines.get(kind_of(row), 0), dtypes.index(str(row.axes["dtype"])) + 1)
+    return Grid(
+        title=title,
+        columns=tuple(str(first) if first == second else f"{first}, {second}" for first, second in dims),
+        dtypes=dtypes,
+        masks=masks,
+        rows=tuple(
+            (kind, tuple(tuple(marks.get((kind, dim, d, m)) for d in dtypes[:count] for m in masks) for dim in dims))
+            for kind, count in lines.items()
+        ),
     )
+
+
+def _mark(row: VariantRow) -> Mark:
+    stage = stage_of(row)
+    return Mark(stage=stage, sign=SIGNS[stage], title=f"{row.id}: {stage}")

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from fa4build.files import write_atomically
-from fa4build.report.collect import ReportData
+from fa4build.report.collect import ReportData, VariantRow
 from fa4build.report.grid import SIGNS, STAGES, grids, stage_of
 from fa4build.report.model_plots import model_plots
 from fa4build.report.plots import benchmark_plots, build_plots, comparison_plots
 
 TEMPLATES = Path(__file__).parent / "templates"
+OPEN_ROWS = 100
+"""Up to so many kernels are listed when the page opens; more are folded, by target and op."""
 
 STAGE_WORDS = {
     "written": "has a kernel, not compiled",
@@ -35,6 +37,9 @@ def render_page(data: ReportData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    tables: dict[str, list[VariantRow]] = {}
+    for row in data.variants:
+        tables.setdefault(f"{row.op}, {row.arch}", []).append(row)
     current = [row for row in data.variants if row.state == "compiled"]
     tiles = [("kernels written", len(data.variants)), ("compiled", len(current))]
     tiles += [
@@ -47,6 +52,8 @@ def render_page(data: ReportData) -> str:
         grids=tuple(grids(data.variants)),
         stages=[(stage, SIGNS[stage], STAGE_WORDS[stage]) for stage in STAGES],
         stage_of=stage_of,
+        tables=tuple(tables.items()),
+        open_rows=OPEN_ROWS,
         plots={
             "build": build_plots(data),
             "timing": comparison_plots(data.comparisons),

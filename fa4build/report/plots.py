@@ -1,11 +1,13 @@
 """Drawings of what was built and measured. Each takes values; where there is nothing to draw there is no drawing."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fa4build.report.benchmarks import Benchmark, Comparison
 from fa4build.report.collect import ReportData, VariantRow
+from fa4build.report.grid import kind_of
 from fa4build.report.style import INK, PAPER, SERIES, plotting, to_svg
 
 if TYPE_CHECKING:
@@ -101,9 +103,14 @@ def _registers(rows: Sequence[VariantRow]) -> Plot:
     for ax, own in panels:
         dims = sorted({_dims(row) for row in own}, key=_dims_order)
         for number, mask in enumerate(masks):
-            chosen = [row for row in own if str(row.axes["mask"]) == mask]
-            x = [dims.index(_dims(row)) + 0.22 * (number - (len(masks) - 1) / 2) for row in chosen]
-            ax.scatter(x, [row.facts["registers"] for row in chosen], s=18, color=SERIES[number], label=mask, alpha=0.8)
+            points = Counter(
+                (dims.index(_dims(row)) + 0.22 * (number - (len(masks) - 1) / 2), row.facts["registers"])
+                for row in own
+                if str(row.axes["mask"]) == mask
+            )
+            areas = [14 + 4 * count for count in points.values()]
+            x, y = zip(*points, strict=True) if points else ((), ())
+            ax.scatter(x, y, s=areas, color=SERIES[number], label=mask, alpha=0.8, linewidths=0)
         ax.set_xticks(range(len(dims)), dims)
         ax.set_ylim(0, 264)
     panels[0][0].set_ylabel("registers a thread")
@@ -113,7 +120,7 @@ def _registers(rows: Sequence[VariantRow]) -> Plot:
         name="registers",
         title="Registers",
         caption=f"A thread's registers at launch, by head dimension (two numbers: of q and k, of v) and mask. "
-        f"{spilled} of {len(rows)} kernels spill.",
+        f"The larger a dot, the more kernels it stands for. {spilled} of {len(rows)} kernels spill.",
         svg=to_svg(figure, "registers"),
     )
 
@@ -128,16 +135,12 @@ def _dims_order(text: str) -> tuple[int, ...]:
 
 
 def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
-    """PTX statements by class, one bar a head dimension and mask: the first variant with both."""
+    """PTX statements by class, one bar a head dimension of a target and op."""
     from matplotlib.figure import Figure
 
-    chosen: dict[tuple[str, str, str, str], VariantRow] = {}
-    for row in rows:
-        if row.instructions is not None and row.op in MAIN_OPS:
-            chosen.setdefault((row.arch, row.op, _dims(row), str(row.axes.get("mask", ""))), row)
-    if not chosen:
+    shown = _representatives([row for row in rows if row.instructions is not None and row.op in MAIN_OPS])
+    if not shown:
         return None
-    shown = list(chosen.values())
     figure = Figure(figsize=(WIDTH, 0.9 + 0.2 * len(shown)))
     ax = figure.subplots()
     left = [0] * len(shown)
@@ -167,9 +170,18 @@ def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
     return Plot(
         name="instruction-mix",
         title="Instruction mix",
-        caption="PTX statements by unit, counted in the text and not in execution: a tripwire, not a model of speed.",
+        caption="PTX statements by unit, counted in the text and not in execution: a tripwire, not a model of speed. "
+        "One kernel for each head dimension, causal and dense where there is such a one.",
         svg=to_svg(figure, "instruction-mix"),
     )
+
+
+def _representatives(rows: Sequence[VariantRow]) -> list[VariantRow]:
+    """For each target, op and head dimension one kernel: causal and with nothing else if there is such a one."""
+    chosen: dict[tuple[str, str, str], VariantRow] = {}
+    for row in sorted(rows, key=lambda row: (kind_of(row) != "dense", row.axes["mask"] != "causal")):
+        chosen.setdefault((row.arch, row.op, _dims(row)), row)
+    return [row for row in rows if chosen[row.arch, row.op, _dims(row)] is row]
 
 
 def _sizes(rows: Sequence[VariantRow]) -> Plot:
@@ -272,8 +284,9 @@ def _comparison(comparison: Comparison, number: int) -> Plot:
     ax = figure.subplots()
     height = 0.8 / len(names)
     for index, name in enumerate(names):
-        places = [i + height * (index - (len(names) - 1) / 2) for i in range(len(comparison.cases))]
-        cycles = [case.get(name, 0.0) for case in comparison.cases.values()]
+        measured = [(i, case[name]) for i, case in enumerate(comparison.cases.values()) if name in case]
+        places = [i + height * (index - (len(names) - 1) / 2) for i, _ in measured]
+        cycles = [of_case for _, of_case in measured]
         bars = ax.barh(places, cycles, height=0.9 * height, color=SERIES[index % len(SERIES)], label=name)
         ax.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
     ax.set_yticks(range(len(comparison.cases)), list(comparison.cases), fontsize=8)
@@ -286,7 +299,7 @@ def _comparison(comparison: Comparison, number: int) -> Plot:
     return Plot(
         name=name,
         title=f"Cycles in the timing model ({comparison.source})",
-        caption="Steady state, both kernels in the same model.",
+        caption="Steady state, both kernels in the same model. A case with one bar has no counterpart.",
         svg=to_svg(figure, name),
     )
 
