@@ -372,6 +372,7 @@ _FA4_EXP2_OUR_REGISTERS = (
 )
 _ONE_CTA_REGISTERS = (184, 104, 40)
 _SOFTCAP_REGISTERS = (192, 88, 40)  # a capped row needs a few more registers, the correction has them to spare
+_PACKED_REGISTERS = (184, 80, 64)  # a row keeps the keys it sees, and loading keeps pages
 _TILE_M = 128  # rows of tensor memory: one thread a row
 _TILE_N = 128
 _KV_BYTES_LIMIT = 224 * 1024  # of the 227 KiB, 3 are for barriers and statistics
@@ -534,21 +535,20 @@ def _default_registers(q_stages: int) -> tuple[int, int, int]:
 
 
 def _sm100_has_separate_output(variant: Variant) -> bool:
-    return variant.head_dim < 192 and not (variant.split and variant.head_dim_v >= 128)
+    """Rows of packed queries pass through the memory of the queries they belong to, a warp at a time."""
+    return variant.layout == "dense" and variant.head_dim < 192
 
 
 def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
     """K or V tiles that fit beside Q and the output tile; a tile is halved when two blocks share it.
 
-    The output tile is fp32 when the keys are split, and shares Q's memory where both would leave too little
-    room. Source: shared-memory plan of flash-attn-4 4.0.0b36 for SM100 forward.
+    The output tile shares Q's memory where both would leave too little room. Source: shared-memory plan of
+    flash-attn-4 4.0.0b36 for SM100 forward.
     """
     bytes_in = 1 if variant.dtype in DTYPES_FP8 else 2
-    bytes_out = 4 if variant.split else 2
+    bytes_out = 2
     q_bytes = q_stages * _TILE_M * variant.head_dim * bytes_in
     out_bytes = q_stages * _TILE_M * variant.head_dim_v * bytes_out
-    if variant.head_dim == 256 and variant.split:
-        out_bytes = 0  # stored from registers
     beside = q_bytes + out_bytes if _sm100_has_separate_output(variant) else max(q_bytes, out_bytes)
     slot_bytes = _TILE_N * max(variant.head_dims) * bytes_in // variant.cta_group
     stages = min((_KV_BYTES_LIMIT - beside) // slot_bytes, _MAX_KV_STAGES)
@@ -561,8 +561,11 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     row = next(row for row in _SM100_FORWARD if row.matches(variant))
     q_stages = 1 if variant.head_dim_v == 256 else 2  # two accumulators of 256 columns would fill tensor memory
     softmax, correction, other = row.registers or _default_registers(q_stages)
-    if variant.softcap and q_stages == 2:
-        softmax, correction, other = _SOFTCAP_REGISTERS
+    if variant.head_dim_v != 256 and variant.dtype in DTYPES_16_BIT:
+        if variant.layout != "dense":
+            softmax, correction, other = _PACKED_REGISTERS
+        elif variant.softcap:
+            softmax, correction, other = _SOFTCAP_REGISTERS
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,

@@ -349,6 +349,60 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="fwd_sm100_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (True,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((64, 64), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (True,),
+            }
+        ),
+    ),
+    Kernel(
         template="bwd_sm90.py.j2",
         axes=MappingProxyType(
             {

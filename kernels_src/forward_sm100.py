@@ -575,8 +575,11 @@ class ForwardSm100:
             index = index + arch.grid_dim()[0]
 
     @cute.jit
-    def _softmax_tile(self, i, bars, stats, scores, row, m_block, blocks, problem, block_count, stats_count):
-        """All blocks of one tile; returns the counts after it."""
+    def _softmax_tile(
+        self, i, bars, stats, scores, row, m_block, blocks, problem, block_count, stats_count, limits=None
+    ):
+        """All blocks of one tile; returns the counts after it. limits: [begin, end) of the keys that the row sees, if
+        they cost more to compute than to keep."""
         reference, total = -Float32.inf, Float32(0.0)
         block = blocks.end - 1
         while block >= blocks.begin:
@@ -587,7 +590,11 @@ class ForwardSm100:
                 cap_scores(values, problem.cap_factor)
             if (block >= blocks.inner_end) | (block < blocks.inner_begin):
                 # The limits are computed where they are needed: registers are short between the blocks.
-                begin, end = self._visible((m_block * NUM_TILES + i) * TILE_M + row, problem)
+                begin, end = (
+                    self._visible((m_block * NUM_TILES + i) * TILE_M + row, problem)
+                    if const_expr(limits is None)
+                    else limits
+                )
                 first_key = block * self.tile_n
                 score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
             reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)

@@ -126,7 +126,7 @@ def test_exp2_is_native_wherever_the_unit_is_fast():
         ("fwd-sm100a-bf16-hd64-full", 10),  # (224 - 32 - 32) / 16
         ("fwd-sm100a-bf16-hd192x128-causal", 3),  # (224 - 96) / 48 = 2, and one uneven slot
         ("fwd-sm100a-bf16-hd256-full-2cta", 5),  # (224 - 64) / 32, one Q stage, O over Q
-        ("fwd-sm100a-bf16-hd128-full-varlen-split", 3),  # fp32 O over Q: (224 - 128) / 32
+        ("fwd-sm100a-bf16-hd128-full-varlen-split", 5),  # rows of O through the memory of Q: (224 - 64) / 32
     ],
 )
 def test_stages_that_fit_beside_q_and_o(variant_id, stages):

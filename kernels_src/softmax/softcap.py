@@ -3,10 +3,10 @@
 Only the hyperbolic tangent is taken of each element; the factor softcap joins the scale of the exponent, so a capped
 kernel runs its softmax on t = tanh(..) with scale_log2 = softcap * log2 e. Masks are applied after the cap.
 
-tanh(y) = 1 - 2 / (1 + e^(2 y)), with the exponential and the reciprocal of the special function unit: saturates to +-1
-without overflow (e^(2 y) = inf gives 1, 0 gives -1) and keeps NaN. Absolute error of t at most 4e-7, so a score is off by
-at most 4e-7 * softcap: below 1e-4 for softcap <= 250. (`tanh.approx` has 5e-4: a capped score of 20 would weigh 1 % too
-much.)
+tanh(y) = 1 - 2 / (1 + e^(2 y)), with the exponential and the reciprocal of the special function unit: saturates to
++-1 without overflow (e^(2 y) = inf gives 1, 0 gives -1) and keeps NaN. Absolute error of t at most 4e-7, so a score is
+off by at most 4e-7 * softcap: below 1e-4 for softcap <= 250. (`tanh.approx` has 5e-4: a capped score of 20 would weigh
+1 % too much.)
 
 Cost an element: one multiplication, one addition, one fused multiply-add, one exponential, one reciprocal.
 """

@@ -1,0 +1,90 @@
+"""Output rows of packed tiles: from an accumulator in tensor memory, one row a thread, to rows anywhere in memory.
+
+A warp passes its 32 rows through shared memory of its own, so that neighbouring lanes store neighbouring bytes; no
+other warp is waited for. The output's element type decides whether rows are 16-bit results or float32 partial results.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute import arch
+
+from kernels_src.memory.row_gather import row_address, store_packed_rows
+from kernels_src.memory.swizzled_rows import PIECE, piece_offset
+from kernels_src.softmax import correction
+
+WARP = 32
+
+
+@cute.jit
+def store_tile_rows(
+    out,
+    accumulator,
+    shared_address,
+    row,
+    factor: Float32,
+    first_row,
+    num_rows,
+    first_token,
+    first_head,
+    by_group,
+    columns: cutlass.Constexpr[int],
+):
+    """out = accumulator * factor for the rows of a tile that exist.
+
+    Args:
+        out: (token, head, column), 16-bit or float32; rows 16-byte aligned. accumulator: fp32 in tensor memory.
+        shared_address: 128 rows of `columns` 16-bit elements, 1024-byte aligned, which nothing else uses any more.
+        row: 0 .. 127, of the calling thread; factor: of its row. columns: a multiple of 16, of out.
+        first_row, num_rows, first_token, first_head, by_group: as in row_gather.gather_packed_rows.
+    Contract: whole, converged warps. Cost: columns / 16 loads, columns / 8 (float32: columns / 4) 16-byte accesses of
+    shared memory each way and as many stores.
+    """
+    lane, warp = row % WARP, row // WARP
+    shared = shared_address + warp * (WARP * columns * 2)
+    parts = out.element_type.width // 16  # float32 rows go in two parts
+    part_columns = columns // parts
+    load, source = correction.row_copies(accumulator, correction.RESCALE_COLUMNS, row, False)
+    for part in cutlass.range_constexpr(parts):
+        for step in cutlass.range_constexpr(part_columns // correction.RESCALE_COLUMNS):
+            values = cute.make_rmem_tensor(((correction.RESCALE_COLUMNS, 1), 1), Float32)
+            piece = (part * part_columns) // correction.RESCALE_COLUMNS + step
+            cute.copy(load, source[None, None, piece], values)
+            arch.fence_view_async_tmem_load()
+            for j in cutlass.range_constexpr(0, correction.RESCALE_COLUMNS, 2):
+                values[j], values[j + 1] = arch.mul_packed_f32x2((values[j], values[j + 1]), (factor, factor))
+            converted = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), out.element_type)
+            converted.store(values.load().reshape(converted.shape).to(out.element_type))
+            words = cute.recast_tensor(converted, Int32)
+            pieces = cute.size(words) // 4
+            for j in cutlass.range_constexpr(pieces):
+                target = shared + piece_offset(lane, step * pieces + j, rows=WARP, columns=columns)
+                arch.inline_ptx(
+                    "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[target, *(words[4 * j + word] for word in range(4))],
+                )
+        arch.sync_warp()
+        store_packed_rows(
+            cute.make_tensor(out.iterator + part * part_columns, out.layout),
+            shared,
+            first_row + warp * WARP,
+            num_rows,
+            first_token,
+            first_head,
+            by_group,
+            lane,
+            WARP,
+            WARP,
+            columns,
+        )
+        arch.sync_warp()
+
+
+@cute.jit
+def zero_rows_of_output(out, token, head, columns: cutlass.Constexpr[int]):
+    """out[token, head, :] = 0 by the calling thread. Cost: a store for 16 bytes; for the rare tiles without a key."""
+    start = row_address(out, token, head)
+    for offset in cutlass.range_constexpr(0, columns * out.element_type.width // 8, PIECE):
+        arch.inline_ptx(
+            "{ .reg .b32 z; mov.b32 z, 0; st.global.v4.b32 [{$r0}], {z, z, z, z}; }", read_only_args=[start + offset]
+        )
