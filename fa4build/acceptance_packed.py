@@ -59,6 +59,7 @@ class PackedCase:
         sink: one number for every head, or None: drawn.
         page_size: keys a page, layout `paged` only.
         num_splits: feature `split` and op `fwd_combine` only.
+        num_runs: in how many of the simulator's schedules it runs; fewer where many thread blocks make it slow.
     """
 
     name: str
@@ -75,6 +76,7 @@ class PackedCase:
     sink: float | None = None
     page_size: int = 64
     num_splits: int = 3
+    num_runs: int = 3
 
     @property
     def batch(self) -> int:
@@ -125,12 +127,14 @@ class Problem:
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 
-_MANY = 300  # sequences: more than a block has threads, or a warp lanes to search them with
+
+def sparse_lengths(rows: Mapping[int, int], batch: int) -> tuple[int, ...]:
+    """Lengths of `batch` sequences, 0 where not named."""
+    return tuple(rows.get(b, 0) for b in range(batch))
 
 
-def _sparse(rows: Mapping[int, int]) -> tuple[int, ...]:
-    """Lengths of _MANY sequences, 0 where not named."""
-    return tuple(rows.get(b, 0) for b in range(_MANY))
+# More sequences than two warps have lanes to search them with, and, once, than most blocks have threads.
+_MANY, _VERY_MANY = 70, 260
 
 
 _PACKED = (
@@ -140,8 +144,14 @@ _PACKED = (
     PackedCase(name="empty-ones", seqlens_q=(0, 3, 0, 0, 20, 0), seqlens_k=(5, 0, 0, 9, 40, 7)),
     PackedCase(
         name="many-empty",
-        seqlens_q=_sparse({0: 1, 31: 2, 32: 130, 33: 1, 255: 3, 256: 2, 299: 1}),
-        seqlens_k=_sparse({0: 3, 31: 40, 32: 5, 33: 129, 255: 1, 299: 2}),
+        seqlens_q=sparse_lengths({0: 1, 31: 2, 32: 130, 33: 1, 64: 3, 69: 1}, _MANY),
+        seqlens_k=sparse_lengths({0: 3, 31: 40, 32: 5, 33: 129, 64: 1, 69: 2}, _MANY),
+    ),
+    PackedCase(
+        name="very-many-empty",
+        seqlens_q=sparse_lengths({127: 1, 128: 2, 255: 3, 256: 2, 259: 1}, _VERY_MANY),
+        seqlens_k=sparse_lengths({127: 3, 128: 4, 255: 1, 259: 2}, _VERY_MANY),
+        num_runs=1,
     ),
     PackedCase(
         name="used-lengths",
@@ -187,9 +197,15 @@ _PAGED = (
     ),
     PackedCase(
         name="many-empty",
-        seqlens_q=_sparse({0: 1, 32: 2, 255: 3, 256: 1, 299: 1}),
-        seqlens_k=_sparse({0: 3, 32: 40, 33: 20, 255: 1, 299: 130}),
-        page_size=64,
+        seqlens_q=sparse_lengths({0: 1, 32: 2, 63: 3, 64: 1, 69: 1}, _MANY),
+        seqlens_k=sparse_lengths({0: 3, 32: 40, 33: 20, 63: 1, 69: 130}, _MANY),
+    ),
+    PackedCase(
+        name="very-many-empty",
+        seqlens_q=sparse_lengths({127: 1, 128: 2, 255: 3, 256: 2, 259: 1}, _VERY_MANY),
+        seqlens_k=sparse_lengths({127: 3, 128: 4, 255: 1, 259: 2}, _VERY_MANY),
+        page_size=16,
+        num_runs=1,
     ),
     PackedCase(name="group-of-five", seqlens_q=(33, 1), seqlens_k=(65, 90), num_heads_q=5, num_heads_kv=1),
 )

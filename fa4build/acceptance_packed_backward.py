@@ -18,7 +18,16 @@ from fa4build.acceptance_backward import (
     reference_gradients,
     same_dtype_gradients,
 )
-from fa4build.acceptance_packed import PackedCase, Problem, Verdict, draw_sequences, pack_rows, scale_of, starts
+from fa4build.acceptance_packed import (
+    PackedCase,
+    Problem,
+    Verdict,
+    draw_sequences,
+    pack_rows,
+    scale_of,
+    sparse_lengths,
+    starts,
+)
 
 if TYPE_CHECKING:
     from fa4build.variants import Variant
@@ -35,8 +44,14 @@ _PACKED = (
     PackedCase(name="empty-ones", seqlens_q=(0, 3, 0, 128, 20, 0), seqlens_k=(5, 0, 0, 129, 40, 7)),
     PackedCase(
         name="many-empty",
-        seqlens_q=tuple({0: 1, 32: 130, 255: 3, 256: 2, 299: 1}.get(b, 0) for b in range(300)),
-        seqlens_k=tuple({0: 3, 32: 40, 33: 129, 255: 1, 299: 2}.get(b, 0) for b in range(300)),
+        seqlens_q=sparse_lengths({0: 1, 32: 130, 63: 3, 64: 2, 69: 1}, 70),
+        seqlens_k=sparse_lengths({0: 3, 32: 40, 33: 129, 63: 1, 69: 2}, 70),
+    ),
+    PackedCase(
+        name="very-many-empty",
+        seqlens_q=sparse_lengths({127: 1, 128: 2, 255: 3, 256: 2, 259: 1}, 260),
+        seqlens_k=sparse_lengths({127: 3, 128: 4, 255: 1, 259: 2}, 260),
+        num_runs=1,
     ),
     PackedCase(
         name="used-lengths",

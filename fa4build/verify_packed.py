@@ -62,7 +62,7 @@ def prove_packed_case(
     unwritten = tuple(name for name in problem.outputs if name not in bits)
     row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
     first: dict[str, np.ndarray] | None = None
-    for run in runs:
+    for run in runs[: case.num_runs]:
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
         buffers = {name: filled(x, run.padded) for name, x in bits.items()}
         for name in unwritten:
