@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 @click.argument("out", type=click.Path(path_type=Path))
 @selection_options
 @family_option
-@click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
+@click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    help="Host of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
+)
 @click.option(
     "--include",
     "include",

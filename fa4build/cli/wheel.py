@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 @click.command("wheel")
 @selection_options
 @family_option
-@click.option("--platform", "platforms", multiple=True, help="Host of the runtime: x86_64, aarch64. Default: both.")
+@click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    help="Host of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
+)
 @click.option("--no-runtime", is_flag=True, help="Only the packs of kernels.")
 @click.option(
     "--out",
