@@ -205,6 +205,17 @@ def from_wheels(arguments):
     return record
 
 
+def run_installed(script, wheel_dir):
+    """Runs `script --child` with this process's arguments where the wheels of a directory are installed."""
+    wheels = sorted(Path(wheel_dir).glob(f"fa4_kernels-*abi3*{platform.machine()}.whl"))
+    wheels += sorted(Path(wheel_dir).glob("fa4_kernels_*sm*.whl"))
+    with tempfile.TemporaryDirectory() as site:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
+        environment = {**os.environ, "PYTHONPATH": site, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run([sys.executable, script, "--child", *sys.argv[1:]], env=environment).returncode
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel_dir", nargs="?")
@@ -215,14 +226,7 @@ def main():
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.wheel_dir and not arguments.child:
-        wheels = sorted(Path(arguments.wheel_dir).glob(f"fa4_kernels-*abi3*{platform.machine()}.whl"))
-        wheels += sorted(Path(arguments.wheel_dir).glob("fa4_kernels_*sm*.whl"))
-        with tempfile.TemporaryDirectory() as site:
-            install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-            subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
-            environment = {**os.environ, "PYTHONPATH": site, "PYTHONDONTWRITEBYTECODE": "1"}
-            command = [sys.executable, __file__, "--child", *sys.argv[1:]]
-            return subprocess.run(command, env=environment).returncode
+        return run_installed(__file__, arguments.wheel_dir)
     record = from_wheels(arguments) if arguments.child else from_checkout(arguments)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")

@@ -24,7 +24,7 @@ static void exercise(const Plan *plan) {
             plan_evaluate(plan, leaves, values);
         else
             for (int part = 0; part < NUM_DEPENDS; part++) plan_evaluate_part(plan, part, leaves, values);
-        plan_failed_guard(plan, values);
+        plan_failed_guard(plan, values, DEPENDS_NOTHING);
         plan_write_canonical(plan, values, canonical);
         for (uint32_t p = 0; p < plan->num_params; p++) {
             uint64_t dims[5], strides[4];

@@ -5,6 +5,7 @@ How it is told which way a call took: without what Python keeps (`api._bound`, `
 """
 
 import gc
+import inspect
 import math
 import struct
 import sys
@@ -209,6 +210,22 @@ def test_what_asks_for_more_is_left_to_python(runtime, in_c, in_python, fake, ch
     before = len(fake.launches)
     in_c(*qkv())
     assert len(fake.launches) == before + 1
+
+
+@pytest.mark.parametrize("options", [{"softcap": 0.0}, {"deterministic": True, "num_splits": 1}, {"pack_gqa": False}])
+def test_options_that_ask_for_nothing_change_nothing(in_c, in_python, options):
+    """Neutral values and hints, and what concerns the gradients alone."""
+    in_python(*qkv())
+    in_c(*qkv(), **options)
+
+
+def test_the_function_keeps_its_signature():
+    """Every argument is named, for readers and tools; an unknown one is refused by name."""
+    parameters = inspect.signature(api.flash_attn_func).parameters
+    assert {"softmax_scale", "return_lse", "softcap", "deterministic", "learnable_sink"} <= set(parameters)
+    assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    with pytest.raises(TypeError, match=r"flash_attn_func\(\) got an unexpected keyword argument 'softcup'"):
+        api.flash_attn_func(*qkv(), softcup=1.0)
 
 
 def test_gradients_are_asked_about_at_each_call(in_c, in_python):

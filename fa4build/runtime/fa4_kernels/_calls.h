@@ -89,11 +89,9 @@ static void calls_dealloc(PyObject *object) {
     free_object(object);
 }
 
-/* Mixes so that the low bits, which choose the slot, depend on all of the word (splitmix64's finalizer). */
 static uint64_t hash_word(uint64_t hash, uint64_t word) {
-    hash = (hash ^ word) * 0xBF58476D1CE4E5B9u;
-    hash = (hash ^ hash >> 27) * 0x94D049BB133111EBu;
-    return hash ^ hash >> 31;
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 32; /* the low bits, which choose the slot, depend on all of the word */
 }
 
 /* 1 if the object is a plain torch tensor that could be read, else 0 without an exception. */

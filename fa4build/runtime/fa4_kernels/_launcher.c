@@ -71,7 +71,9 @@ typedef struct {
     /* Of the last call: its leaves, and one word a node; used only under the interpreter lock, or this one. */
     MUTEX(mutex)
     uint64_t *leaves, *values;
-    int is_evaluated; /* values belong to leaves */
+    int is_evaluated;         /* values belong to leaves, and the guards hold */
+    unsigned char *block;     /* PARAM_BYTES parameters of the last call, at their places */
+    uint32_t written_launches; /* bit i: those of launch i are up to date but for pointers */
     void *maps_memory;
     MapSlot *maps; /* MAP_SLOTS for each map of the plan, chosen by address */
     uint64_t device_facts[NUM_DEVICE_LEAVES];
@@ -292,7 +294,7 @@ static PyObject *plan_failed_guard_dict(PyObject *object, PyObject *inputs) {
     const Plan *plan = &((PlanObject *)object)->plan;
     uint64_t *values = values_from_dict(plan, inputs);
     if (!values) return NULL;
-    int64_t failed = plan_failed_guard(plan, values);
+    int64_t failed = plan_failed_guard(plan, values, DEPENDS_NOTHING);
     PyMem_Free(values);
     if (failed < 0) Py_RETURN_NONE;
     return PyUnicode_DecodeUTF8(plan->guards[failed].message, (Py_ssize_t)strlen(plan->guards[failed].message),
@@ -310,7 +312,7 @@ static PyMethodDef plan_methods[] = {
 
 static void launch_dealloc(PyObject *object) {
     LaunchObject *self = (LaunchObject *)object;
-    PyMem_Free(self->leaves), PyMem_Free(self->values), PyMem_Free(self->maps_memory);
+    PyMem_Free(self->leaves), PyMem_Free(self->values), PyMem_Free(self->maps_memory), PyMem_Free(self->block);
     Py_XDECREF((PyObject *)self->driver), Py_XDECREF((PyObject *)self->plan_object);
     Py_XDECREF((PyObject *)self->library), Py_XDECREF(self->stream_of);
     free_object(object);
@@ -393,7 +395,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->maps_memory =
         PyMem_Calloc(1, sizeof *self->maps * MAP_SLOTS * self->plan_object->plan.num_maps + _Alignof(MapSlot));
     self->maps = (MapSlot *)(((uintptr_t)self->maps_memory + _Alignof(MapSlot) - 1) & ~(_Alignof(MapSlot) - 1));
-    if (!self->values || !self->leaves || !self->maps_memory)
+    self->block = PyMem_Calloc(1, self->plan_object->plan.block_bytes + 1);
+    if (!self->values || !self->leaves || !self->maps_memory || !self->block)
         PyErr_NoMemory();
     else if (bind_device(self) == 0)
         return (PyObject *)self;
@@ -574,19 +577,25 @@ static CUresult write_map(LaunchObject *self, uint32_t index, unsigned char *out
     return 0;
 }
 
-/* Write the parameters of one launch to their places in `block` and point at them. The context is current. */
-static int write_params(LaunchObject *self, const LaunchSpec *spec, unsigned char *block, void **pointers) {
+/* Write the parameters of launch `i` to their places in `block` and point at them. The context is current. What cannot
+ * have changed since the last call is taken from self->block. */
+static int write_params(LaunchObject *self, uint32_t i, unsigned char *block, void **pointers) {
     const Plan *plan = &self->plan_object->plan;
+    const LaunchSpec *spec = &plan->launches[i];
+    uint32_t least = self->written_launches >> i & 1 ? DEPENDS_POINTER : DEPENDS_NOTHING;
     for (uint32_t p = spec->first_param; p < spec->first_param + spec->num_params; p++) {
         const Param *param = &plan->params[p];
         pointers[p] = block + param->place;
         if (param->kind == PARAM_BYTES) {
-            plan_write_bytes(plan, param, self->values, pointers[p]);
+            unsigned char *kept = self->block + param->place;
+            if (param->depends >= least) plan_write_bytes(plan, param, self->values, kept);
+            memcpy(pointers[p], kept, param->size);
             continue;
         }
         CUresult result = write_map(self, param->first, pointers[p]);
         if (result) return raise_map(self, spec, &plan->maps[param->first], result);
     }
+    self->written_launches |= 1u << i;
     return 0;
 }
 
@@ -641,7 +650,7 @@ static int launch_all(LaunchObject *self, CUstream stream, unsigned char *block)
         Prepared *next = &prepared[count];
         unsigned grid[3];
         int any = read_grid(self, spec, grid);
-        if (any < 0 || (any && write_params(self, spec, block, pointers))) return -1;
+        if (any < 0 || (any && write_params(self, i, block, pointers))) return -1;
         if (!any) continue;
         next->launch = i;
         next->config = (CUlaunchConfig){
@@ -684,25 +693,27 @@ static int launch_in_context(LaunchObject *self, CUstream stream) {
     return failed;
 }
 
-/* Bring `values` up to date for these leaves. Calls often repeat a problem with other pointers: then little is
- * computed. */
-static void evaluate_leaves(LaunchObject *self, const uint64_t *leaves) {
+/* Bring `values` up to date for these leaves: -1, or the first guard that is false. Calls often repeat a problem with
+ * other pointers: then little is computed. */
+static int64_t evaluate_leaves(LaunchObject *self, const uint64_t *leaves) {
     const Plan *plan = &self->plan_object->plan;
-    if (self->is_evaluated && same_problem(plan, leaves, self->leaves))
+    int is_same = self->is_evaluated && same_problem(plan, leaves, self->leaves);
+    if (is_same)
         plan_evaluate_part(plan, DEPENDS_POINTER, leaves, self->values);
     else
-        plan_evaluate(plan, leaves, self->values);
+        plan_evaluate(plan, leaves, self->values), self->written_launches = 0;
     memcpy(self->leaves, leaves, sizeof *leaves * plan->num_leaves);
-    self->is_evaluated = 1;
+    int64_t failed = plan_failed_guard(plan, self->values, is_same ? DEPENDS_POINTER : DEPENDS_NOTHING);
+    self->is_evaluated = failed < 0;
+    return failed;
 }
 
 /* Evaluate, check, launch. From here to the launch no Python code runs, so `values` is ours. */
 static int launch_evaluated(LaunchObject *self, const uint64_t *leaves, CUstream stream) {
-    const Plan *plan = &self->plan_object->plan;
     LOCK(self->mutex);
-    evaluate_leaves(self, leaves);
-    int64_t failed = plan_failed_guard(plan, self->values);
-    int result = failed >= 0 ? raise_guard(plan, (uint32_t)failed, leaves) : launch_in_context(self, stream);
+    int64_t failed = evaluate_leaves(self, leaves);
+    int result = failed >= 0 ? raise_guard(&self->plan_object->plan, (uint32_t)failed, leaves)
+                             : launch_in_context(self, stream);
     UNLOCK(self->mutex);
     return result;
 }

@@ -100,6 +100,7 @@ typedef struct {
 
 typedef struct {
     uint32_t node;
+    uint32_t depends; /* DEPENDS_ of the node */
     const char *message;
 } Guard;
 
@@ -117,6 +118,7 @@ typedef struct {
     uint32_t kind, size, align;
     uint32_t first, count; /* fields of PARAM_BYTES; first = map of PARAM_MAP */
     uint32_t place;        /* offset in the block of all parameters of all launches */
+    uint32_t depends;      /* the largest DEPENDS_ of its fields */
 } Param;
 
 typedef struct {
@@ -463,6 +465,18 @@ static int plan_allocate(Plan *plan, uint32_t string_bytes) {
     return ok ? 0 : plan_refuse(plan, "out of memory");
 }
 
+static void note_dependence(Plan *plan) {
+    for (uint32_t i = 0; i < plan->num_guards; i++)
+        plan->guards[i].depends = plan->nodes[plan->guards[i].node].depends;
+    for (uint32_t i = 0; i < plan->num_params; i++) {
+        Param *param = &plan->params[i];
+        for (uint32_t f = param->first; param->kind == PARAM_BYTES && f < param->first + param->count; f++) {
+            uint32_t depends = plan->nodes[plan->fields[f].node].depends;
+            if (depends > param->depends) param->depends = depends;
+        }
+    }
+}
+
 /* Decode `size` bytes. 0, or -1 with the reason in plan->error and nothing left allocated. */
 static int plan_decode(Plan *plan, const uint8_t *data, size_t size) {
     enum { HEADER = 40, ARG = 24, NODE = 16, GUARD = 8, LAUNCH = 56, PARAM = 20, FIELD = 8, MAP = 104 };
@@ -497,6 +511,7 @@ static int plan_decode(Plan *plan, const uint8_t *data, size_t size) {
     for (uint32_t i = 0; i < plan->num_maps; i++)
         if (decode_map(plan, &maps, i)) goto refused;
     if (decode_params(plan, params, fields) || decode_launches(plan, launches, string_bytes)) goto refused;
+    note_dependence(plan);
     return 0;
 refused:
     plan_clear(plan);
@@ -669,10 +684,10 @@ static int same_problem(const Plan *plan, const uint64_t *a, const uint64_t *b) 
     return 1;
 }
 
-/* Index of the first guard that is false, or -1. */
-static int64_t plan_failed_guard(const Plan *plan, const uint64_t *values) {
+/* Index of the first guard that is false, or -1; those that depend on less than `least` are known to hold. */
+static int64_t plan_failed_guard(const Plan *plan, const uint64_t *values, uint32_t least) {
     for (uint32_t i = 0; i < plan->num_guards; i++)
-        if (!values[plan->guards[i].node]) return i;
+        if (plan->guards[i].depends >= least && !values[plan->guards[i].node]) return i;
     return -1;
 }
 

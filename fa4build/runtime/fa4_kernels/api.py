@@ -5,10 +5,11 @@ and launched (`_answer`). Any other comes here: shapes are compared, dtype, devi
 depends on neither pointers nor extents is decided once and kept in `_bound`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -52,6 +53,8 @@ _bound: dict[tuple[Any, ...], Any] = loader.bound
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 
 def _answer_none(*arguments: object) -> Any:
@@ -63,6 +66,32 @@ def _answer_none(*arguments: object) -> Any:
 _answer: Callable[..., Any] = _answer_none
 
 
+def _answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function with `_answer` before it. Each keyword-only argument with a default costs a look-up at each call, so
+    the rare ones are named by the complete function alone."""
+
+    @functools.wraps(complete)
+    def attention(
+        q: Any,
+        k: Any,
+        v: Any,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = NO_WINDOW,
+        *,
+        return_lse: Any = False,
+        **options: Any,
+    ) -> Any:
+        if not options and not _is_dynamo_compiling():
+            answer = _answer(q, k, v, softmax_scale, causal, window_size, return_lse)
+            if answer is not None:
+                return answer
+        return complete(q, k, v, softmax_scale, causal, window_size, return_lse=return_lse, **options)  # type: ignore[call-arg, arg-type]
+
+    return attention
+
+
+@_answered_first
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -144,7 +173,7 @@ def flash_attn_func(
             q, k, v, softmax_scale, causal, window_size, descales=descales, **served, **unserved
         )
 
-    if not _is_compiling():
+    if not _is_compiling():  # with options that ask for nothing
         answer = _answer(q, k, v, softmax_scale, causal, window_size, return_lse)
         if answer is not None:
             return answer
