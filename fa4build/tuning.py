@@ -305,13 +305,18 @@ _SM90_FORWARD: tuple[_Sm90Row, ...] = (
 )
 
 
-# Kernels over packed sequences compute as the dense ones do, but their copying warps search and gather: a few more
-# registers for these. A CTA of several tiles takes two, in every order.
-_SM90_PACKED_REGISTERS = {_THREE_CONSUMERS: (160, 32), _TWO_CONSUMERS: (232, 40)}
+# Kernels over packed sequences compute as the dense ones do, but their copying warps search and gather: these get as
+# many registers as they need to spill nothing (ptxas V13.4.59). A CTA of several tiles takes two, in every order.
+_SM90_PACKED_REGISTERS = {
+    (_THREE_CONSUMERS, "varlen"): (160, 32),
+    (_THREE_CONSUMERS, "paged"): (160, 32),
+    (_TWO_CONSUMERS, "varlen"): (232, 40),
+    (_TWO_CONSUMERS, "paged"): (224, 56),
+}
 _SM90_SPLIT_SOURCE = (
     "64 query rows, since split keys are for few queries; as many stages as fit, since their bytes in flight bound it"
 )
-_SM90_SPLIT_REGISTERS = (256, 40)
+_SM90_SPLIT_REGISTERS = (256, 256)  # one consumer warpgroup: no role has to give any away
 _SM90_SPLIT_TILES = {(64, 64): (128, 6), (96, 96): (128, 4), (128, 128): (128, 3), (192, 128): (128, 2)}
 _SM90_SPLIT_TILES |= {(256, 256): (64, 3)}  # head_dims -> (tile_n, kv_stages)
 
@@ -332,7 +337,7 @@ def _sm90_row(variant: Variant) -> _Sm90Row:
     row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
     if variant.layout == "dense":
         return row
-    return replace(row, registers=_SM90_PACKED_REGISTERS[row.registers])
+    return replace(row, registers=_SM90_PACKED_REGISTERS[row.registers, variant.layout])
 
 
 def _sm90_forward(variant: Variant) -> TuningRow:

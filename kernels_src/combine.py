@@ -118,7 +118,7 @@ class Combine:
     def _sum(self, values, out_rows, lse_rows, reference, lane):
         """values = this lane's columns of sum over splits of 2^(lse - reference) * partial result."""
         values.fill(0.0)
-        for split in cutlass.range(lse_rows.shape[0], unroll=4):
+        for split in cutlass.range(lse_rows.shape[0], unroll=2):
             lse_log2 = lse_rows[split] * LOG2_E
             if lse_log2 != -Float32.inf:
                 weight = arch.exp2(lse_log2 - reference)

@@ -202,14 +202,20 @@ class ForwardSm90Packed(ForwardSm90):
         arch.sync_threads()
         group = arch.make_warp_uniform(warp // 4)
         if group == 0:
-            arch.setmaxregister_decrease(self.roles.producer_registers)
+            if const_expr(self._trades_registers()):
+                arch.setmaxregister_decrease(self.roles.producer_registers)
             if warp == 0:
                 self._load_keys_and_values(copies, keys, values, problem)
             else:
                 self._gather_queries(q, queries, notice, problem)
         else:
-            arch.setmaxregister_increase(self.roles.consumer_registers)
+            if const_expr(self._trades_registers()):
+                arch.setmaxregister_increase(self.roles.consumer_registers)
             self._compute_packed(queries, keys, values, outputs, notice, out, lse, problem, group - 1)
+
+    def _trades_registers(self) -> bool:
+        """With one consumer warpgroup every thread has the most registers there are from the start."""
+        return self.roles.consumer_warpgroups > 1
 
     def _tail_barrier(self) -> int:
         """Distance of the barrier of partial V blocks from V's first full barrier: the last of all barriers."""
