@@ -21,14 +21,14 @@ from fa4build.runtime.fa4_kernels.abi import OUTPUT_DTYPES
 from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch
 from fa4build.runtime.fa4_kernels.errors import PackError
 from fa4build.runtime.fa4_kernels.packs import Entry, Pack, read_manifest
-from fa4build.variants import kernel_written, refused_variants, valid_variants
+from fa4build.variants import in_default_matrix, kernel_written, refused_variants, valid_variants
 
 _FEATURES = ("split", "softcap", "sink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What was found. Each problem of the domain is counted once, in `served`, or in one of the next five.
+    """What was found. Each problem of the domain is counted once, in `served`, or in one of the next six.
 
     Attributes:
         targets: of the packs.
@@ -36,10 +36,11 @@ class Coverage:
         composed: problems that several kernels answer in turn, none of them alone.
         refused: reason -> how many problems have no meaning or are ruled out for it.
         unwritten_problems: valid, without a kernel in this version; the reason is that nobody wrote it yet.
-        missing_problems: a kernel is written and there is a pack for the target, and it does not hold it.
+        on_request: a kernel is written, but built only for those who name it (`variants.ON_REQUEST`), and it is absent.
+        missing_problems: a kernel of the default matrix is written and there is a pack for the target, and it does not hold it.
         other_targets: problems on targets for which there is no pack; the reason is the pack to install.
         unwritten: ids of the valid variants behind `unwritten_problems`.
-        missing: ids of written variants that no pack holds, though one is for their target, or they were asked for.
+        missing: ids of variants of the default matrix that no pack holds, though one is for their target, or they were asked for.
         wrong: problems that are answered by a kernel of another meaning.
         alternatives: ids of entries that fit a problem which another entry answers by other means (`cta_group`). They
             are reached when they have more evidence than the other, see `dispatch`.
@@ -52,6 +53,7 @@ class Coverage:
     composed: int
     refused: Mapping[str, int]
     unwritten_problems: int
+    on_request: int
     missing_problems: int
     other_targets: int
     unwritten: tuple[str, ...]
@@ -130,7 +132,7 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         answers = _answers(problem, arch, index)
         chosen = answers[0].id if answers else None
         alternatives |= {other.id for other in answers[1:] if other.axes != answers[0].axes}
-        absent = [variant.id for variant in valid if kernel_written(variant) and variant.id not in entries]
+        absent = [variant.id for variant in valid if in_default_matrix(variant) and variant.id not in entries]
         steps = steps_of(problem)
         if chosen is not None:
             served[chosen] += 1
@@ -147,6 +149,9 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         elif not any(map(kernel_written, valid)):
             without["unwritten"] += 1
             unwritten += [variant.id for variant in valid]
+        elif not any(map(in_default_matrix, valid)):
+            without["on request"] += 1
+            missing += [variant.id for variant in valid if variant.id in wanted]
         elif arch.target not in targets:
             without["other target"] += 1
             missing += [name for name in absent if name in wanted]
@@ -160,6 +165,7 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         composed=without["composed"],
         refused=dict(sorted(refused.items())),
         unwritten_problems=without["unwritten"],
+        on_request=without["on request"],
         missing_problems=without["missing"],
         other_targets=without["other target"],
         unwritten=tuple(sorted(unwritten)),
@@ -216,6 +222,8 @@ def _lack_of_steps(domain: _Domain, arch: Arch, steps: tuple[Problem, ...], targ
     """Why not all steps are answered."""
     if not all(any(map(kernel_written, domain[arch, step][0])) for step in steps):
         return "unwritten"
+    if not all(any(map(in_default_matrix, domain[arch, step][0])) for step in steps):
+        return "on request"
     return "missing" if arch.target in targets else "other target"
 
 

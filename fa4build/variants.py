@@ -504,8 +504,43 @@ def kernel_written(variant: Variant) -> bool:
 
 
 def written_variants() -> tuple[Variant, ...]:
-    """The default matrix: every valid variant whose kernel is written."""
+    """Every valid variant whose kernel is written."""
     return tuple(filter(kernel_written, valid_variants()))
+
+
+# Written, but built only for those who name them: without these, the default matrix would be half again as large.
+ON_REQUEST: tuple[Rule, ...] = (
+    Rule(
+        name="softcap-as-models-have-it",
+        refuses=lambda v: v.softcap and (v.dtype == "fp16" or v.head_dims not in ((128, 128), (256, 256))),
+        reason="published models with a soft cap have head_dim 128 or 256, in bf16",
+    ),
+    Rule(
+        name="sink-as-models-have-it",
+        refuses=lambda v: v.sink and (v.dtype == "fp16" or v.head_dims not in ((64, 64), (128, 128))),
+        reason="published models with attention sinks have head_dim 64 or 128, in bf16",
+    ),
+    Rule(
+        name="one-extra-at-a-time",
+        refuses=lambda v: v.softcap and (v.sink or v.deterministic),
+        reason="a soft cap together with a sink, or with deterministic gradients, is rare",
+    ),
+)
+
+
+def reasons_on_request(variant: Variant) -> tuple[str, ...]:
+    """Why a written variant is not in the default matrix; empty if it is."""
+    return tuple(rule.reason for rule in ON_REQUEST if rule.refuses(variant))
+
+
+def in_default_matrix(variant: Variant) -> bool:
+    """Whether a valid variant is written, and built when nobody names any."""
+    return kernel_written(variant) and not reasons_on_request(variant)
+
+
+def default_variants() -> tuple[Variant, ...]:
+    """The default matrix, in the order of the axes."""
+    return tuple(filter(in_default_matrix, valid_variants()))
 
 
 def variant_axes(variant: Variant) -> dict[str, object]:
@@ -520,7 +555,7 @@ def variant_axes(variant: Variant) -> dict[str, object]:
 def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
     """The written variants that a selection names, in the order of the axes.
 
-    Globs and specifications name valid variants, written or not; `arches` alone takes the written ones.
+    Globs and specifications name valid variants, written or not; `arches` alone takes the default matrix.
     Raises: VariantError for an unknown arch, a bad specification, or an id without wildcards that is refused;
         NothingSelectedError if a glob, a specification or an arch selects nothing, or a variant that is not written.
     """
@@ -538,13 +573,13 @@ def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
 
 
 def _default_matrix(valid: tuple[Variant, ...], arches: set[str]) -> tuple[Variant, ...]:
-    written = tuple(filter(kernel_written, valid))
-    if not written:
+    default = tuple(filter(in_default_matrix, valid))
+    if not default:
         names = ", ".join(sorted(arches))
         raise NothingSelectedError(
             f"no kernel is written for {names} yet ({len(valid)} valid variants). `fa4build list` shows what is."
         )
-    return written
+    return default
 
 
 def _require_written(named: tuple[Variant, ...]) -> None:

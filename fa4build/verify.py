@@ -26,7 +26,7 @@ from fa4build.families.registry import family_named
 from fa4build.files import write_atomically
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.tuning import has_tuning, tuning_for
-from fa4build.variants import Selection, expand_matrix, parse_variant, written_variants
+from fa4build.variants import Selection, default_variants, expand_matrix, parse_variant, written_variants
 from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify_pool import End, Task, run_tasks
 from fa4build.verify_simulate import Proof, Request, covers, has_cases, prove, request_for
@@ -441,7 +441,7 @@ def install_record(record: Path, cache: Cache, evidence_dir: Path) -> InstalledR
     path = evidence_dir / arch.name / f"{device}-{run['date'].replace(':', '').replace('-', '')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
-    missing = tuple(v.id for v in written_variants() if v.arch == arch.name and v.id not in rows)
+    missing = tuple(v.id for v in default_variants() if v.arch == arch.name and v.id not in rows)
     return InstalledRecord(path=path, arch=arch.name, device=run["device"], proven=tuple(sorted(rows)), missing=missing)
 
 

@@ -23,7 +23,7 @@ from fa4build.pack import Artifact, build_pack, write_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
 from fa4build.runtime.fa4_kernels.packs import Pack
-from fa4build.variants import parse_variant, valid_variants, variant_axes, written_variants
+from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
 from tests.artifacts import TOOLCHAIN, made_up_artifact
 
 ARCH = arch_named("sm90")
@@ -62,12 +62,24 @@ def test_the_complete_pack_is_closed(tmp_path: Path, arch: Arch) -> None:
     written = written_for(arch)
     coverage = cover(packed([artifact_of(variant) for variant in written], tmp_path))
     without = (coverage.unwritten_problems, coverage.missing_problems, coverage.other_targets, coverage.composed)
+    without = (*without, coverage.on_request)
 
     assert coverage.is_closed, (coverage.wrong, coverage.orphans)
     assert {*coverage.served, *coverage.alternatives} == {variant.id for variant in written}
     assert sum(coverage.served.values()) + sum(coverage.refused.values()) + sum(without) == coverage.num_problems
     assert coverage.missing_problems == 0
     assert coverage.targets == (arch.target,)
+
+
+def test_the_default_matrix_is_closed(tmp_path: Path) -> None:
+    """Problems whose kernels are built on request alone are refused for that reason, and asked for by name, missing."""
+    default = [variant for variant in default_variants() if variant.arch == "sm90a"]
+    pack = packed([artifact_of(variant) for variant in default], tmp_path)
+    named = next(variant for variant in written_for(ARCHES[0]) if variant not in default)
+
+    assert cover(pack).is_closed
+    assert cover(pack).on_request >= len(written_for(ARCHES[0])) - len(default)
+    assert (named.id,) == cover(pack, [named]).missing
 
 
 def test_the_domain_of_every_valid_variant_takes_seconds(tmp_path: Path) -> None:
@@ -130,10 +142,10 @@ def test_a_problem_is_composed_if_all_its_steps_are_there(tmp_path: Path, ids: l
 
 def test_a_deterministic_kernel_stands_in_but_is_no_substitute(tmp_path: Path) -> None:
     """It answers a call that asks for no order of sums, which is right but slower: the faster one is missing."""
-    name = "bwd-sm100a-bf16-hd64-full-softcap"
+    name = "bwd-sm100a-bf16-hd64-full"
     both = [
         artifact_of(parse_variant(name)),
-        artifact_of(parse_variant(name.replace("-softcap", "-deterministic-softcap"))),
+        artifact_of(parse_variant(f"{name}-deterministic")),
     ]
     alone = cover(packed(both[1:], tmp_path / "alone"))
     together = cover(packed(both, tmp_path / "together"))

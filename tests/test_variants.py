@@ -16,11 +16,14 @@ from fa4build import variants
 from fa4build.axes import AXES, OPS, Variant, parse_axes
 from fa4build.errors import NothingSelectedError, VariantError
 from fa4build.variants import (
+    ON_REQUEST,
     RULES,
     Selection,
+    default_variants,
     expand_matrix,
     kernel_written,
     parse_variant,
+    reasons_on_request,
     refusals,
     refused_variants,
     valid_variants,
@@ -264,12 +267,16 @@ def test_every_field_of_a_variant_is_an_axis():
 # --- selecting --------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_matrix_is_what_is_written():
-    """Nothing given: every variant with a kernel, and no other."""
+def test_the_default_matrix_is_what_is_written_less_what_is_built_on_request():
+    """Nothing given: every variant with a kernel but those that a rule leaves out, each rule some; these by name."""
     matrix = expand_matrix(Selection())
+    left_out = sorted(set(written_variants()) - set(matrix), key=lambda variant: variant.id)
 
-    assert written_variants() == matrix
+    assert default_variants() == matrix
     assert all(map(kernel_written, matrix))
+    assert all(map(reasons_on_request, left_out))
+    assert {rule.reason for rule in ON_REQUEST} == {reason for v in left_out for reason in reasons_on_request(v)}
+    assert (left_out[0],) == expand_matrix(Selection(globs=(left_out[0].id,)))
 
 
 def test_dense_forward_on_hopper_is_written():

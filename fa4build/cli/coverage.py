@@ -64,6 +64,7 @@ def _print(coverage: "Coverage") -> None:
     for reason, count in coverage.refused.items():
         click.echo(f"{count:7} refused: {reason}")
     click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
+    click.echo(f"{coverage.on_request:7} refused: a kernel is written, and built only where it is named")
     click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
     click.echo(f"{coverage.missing_problems:7} missing from the packs")
     if coverage.alternatives:

@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """List variants and their state.
 
-    `cached` is compiled, `written` can be compiled, `planned` is valid but has no kernel yet, `refused` makes no sense.
+    `cached` is compiled, `written` can be compiled, `on request` too but is built only where it is named, `planned` is valid but has no kernel yet, `refused` makes no sense.
 
     \b
     Examples:
@@ -39,7 +39,7 @@ def command(
       fa4build list --refused --select '*2cta*'    what cannot be, and why
     """
     from fa4build.arch import arch_named
-    from fa4build.variants import kernel_written, refused_variants, valid_variants
+    from fa4build.variants import kernel_written, reasons_on_request, refused_variants, valid_variants
 
     wanted_arches = {arch_named(name).name for name in arches}
 
@@ -56,6 +56,9 @@ def command(
         status = _statuses(written, cache_dir)
         shown = valid if everything else written
         rows = [{"id": variant.id, "status": status.get(variant.id, "planned")} for variant in shown]
+        for row, variant in zip(rows, shown, strict=True):
+            if row["status"] == "written" and (reasons := reasons_on_request(variant)):
+                row |= {"status": "on request", "reasons": list(reasons)}
     if not rows:
         raise NothingSelectedError("no variant matches. `fa4build list --all` shows every valid one.")
     _print(rows, as_json)
@@ -77,5 +80,5 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
         print_json(rows)
         return
     for row in rows:
-        reasons = "".join(f"\n         {reason}" for reason in row.get("reasons", ()))
-        click.echo(f"{row['status']:8} {row['id']}{reasons}")
+        reasons = "".join(f"\n           {reason}" for reason in row.get("reasons", ()))
+        click.echo(f"{row['status']:10} {row['id']}{reasons}")
