@@ -37,10 +37,11 @@ class Coverage:
         refused: reason -> how many problems have no meaning or are ruled out for it.
         unwritten_problems: valid, without a kernel in this version; the reason is that nobody wrote it yet.
         on_request: a kernel is written, but built only for those who name it (`variants.ON_REQUEST`), and it is absent.
-        missing_problems: a kernel of the default matrix is written and there is a pack for the target, and it does not hold it.
+        missing_problems: a kernel of the default matrix that the pack for its target does not hold.
         other_targets: problems on targets for which there is no pack; the reason is the pack to install.
         unwritten: ids of the valid variants behind `unwritten_problems`.
-        missing: ids of variants of the default matrix that no pack holds, though one is for their target, or they were asked for.
+        missing: ids of variants that no pack holds: of the default matrix, where a pack is for their target, and those
+            that were asked for.
         wrong: problems that are answered by a kernel of another meaning.
         alternatives: ids of entries that fit a problem which another entry answers by other means (`cta_group`). They
             are reached when they have more evidence than the other, see `dispatch`.

@@ -30,7 +30,8 @@ def command(
 ) -> None:
     """List variants and their state.
 
-    `cached` is compiled, `written` can be compiled, `on request` too but is built only where it is named, `planned` is valid but has no kernel yet, `refused` makes no sense.
+    `cached` is compiled, `written` can be compiled, `on request` too but is built only where it is named, `planned`
+    is valid but has no kernel yet, `refused` makes no sense.
 
     \b
     Examples:
