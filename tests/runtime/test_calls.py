@@ -107,7 +107,7 @@ def in_python(runtime, monkeypatch):
 SIDES = st.one_of(st.none(), st.integers(-3, 200), st.sampled_from((0, 1 << 30, (1 << 30) + 1, 1 << 62, -(1 << 40))))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_c_launches_what_python_launches(in_c, in_python, fake, data):
     """Any sizes, masks, scales and layouts: the same kernel, grid, map, scalars and stream; out and lse alike."""
@@ -293,6 +293,27 @@ def test_calls_leave_nothing_behind(runtime, in_c):
     assert gone() is None
 
 
+class OldTensor(torch.Tensor):
+    """As tensors of torch before 2.10: nothing to read them by but attributes."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+def test_a_torch_whose_tensors_c_cannot_read_is_served_by_python(runtime, fake, monkeypatch, table):
+    """Nothing is told to C, no scratch is made, and every call works."""
+    monkeypatch.setattr(api, "CAN_ANSWER", False)
+    monkeypatch.setattr(api, "_answer", api._answer_none)
+    for _ in range(2):
+        out, _ = api.flash_attn_func(*qkv())
+    api.preload()
+
+    assert launched(fake.launches[-1])[1][0] == out.data_ptr()
+    assert api._answer is api._answer_none
+    assert allocation._scratches == {}
+    makers = allocation.tensor_maker(BF16, CPU), allocation.tensor_maker(F32, CPU)
+    assert run(table(*makers, scratch=torch.zeros(8).as_subclass(OldTensor)), *qkv()) is None
+
+
 # --- the log-sum-exp that nobody asked for ----------------------------------------------------------------------------
 
 
@@ -359,8 +380,8 @@ def table(launcher, fake):
     launch = launcher.Launch(driver, plan, driver.load(fake_cubin(kernel=(128, 40))), 0, lambda ordinal: 0, loader.CPU)
     calls = launcher.ForwardCalls(torch.Tensor, torch.is_grad_enabled)
 
-    def add(out, lse, *, extents=None):
-        calls.add(launch, 0, 64, 64, extents, 0.125, 132, out, lse, None)
+    def add(out, lse, *, extents=None, scratch=None):
+        calls.add(launch, 0, 64, 64, extents, 0.125, 132, out, lse, scratch)
         return calls
 
     return add

@@ -273,7 +273,11 @@ static PyObject *forward_add(PyObject *object, PyObject *args) {
         goto failed;
     if (scratch != Py_None) {
         const ExchangeApi *api = exchange_api(scratch);
-        if (!api || view_from_exchange(scratch, api, &view)) goto failed;
+        if (!api) { /* as with all tensors of this torch: nothing could be answered */
+            Py_DECREF(bound);
+            Py_RETURN_NONE;
+        }
+        if (view_from_exchange(scratch, api, &view)) goto failed;
         bound->scratch_address = view.pointer, bound->scratch_rows = (uint64_t)view.shape[0];
     }
     calls_keep((CallsObject *)object, hash_key(&bound->key), (PyObject *)bound);

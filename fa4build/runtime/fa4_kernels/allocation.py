@@ -6,6 +6,9 @@ import torch
 
 Maker = tuple[Callable[..., torch.Tensor] | None, Callable[..., torch.Tensor], torch.dtype]
 
+CAN_ANSWER = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+"""Whether the launcher can read this torch's tensors without a Python object for each number, and so answer calls."""
+
 SCRATCH_ROWS = 1 << 20
 """Rows of log-sum-exp that the scratch of a device holds: 4 MiB. Larger problems run long enough to allocate."""
 

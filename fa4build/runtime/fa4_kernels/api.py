@@ -15,7 +15,7 @@ import torch
 
 from . import loader, ops
 from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
-from .allocation import lse_scratch, tensor_maker
+from .allocation import CAN_ANSWER, lse_scratch, tensor_maker
 from .autograd import Attention
 from .dispatch import Decision, extents_of
 from .errors import InputError, LayoutError, NoKernelError
@@ -45,9 +45,9 @@ from .recipes import call, explain_call  # noqa: F401  public functions of the p
 _MAX_BOUND = 4096
 _MASKS = ("full", "causal", "local")  # numbered as in _calls.h
 
-# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse, remember). The
-# two before the last allocate: `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way
-# torch documents. `remember(q, k, v)` tells _answer about extents where the kernel depends on them, or is None.
+# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse, tell_extents).
+# The two before the last allocate: `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest
+# way torch documents. For the last, or None, see `_tell`.
 # ("bwd", dtype, head_dim, head_dim_v, device, mask, deterministic) -> BackwardLaunches.
 _bound: dict[tuple[Any, ...], Any] = loader.bound
 
@@ -208,7 +208,7 @@ def flash_attn_func(
         if q.dtype in FP8_DTYPES:
             return _attend_fp8(q, k, v, softmax_scale, causal, window_size, return_lse)
         bound = _bind(q, k, v, mask)
-    run, num_sms, default_scale, new_out, new_lse, remember = bound
+    run, num_sms, default_scale, new_out, new_lse, tell_extents = bound
     if softmax_scale is None:
         softmax_scale = default_scale
     elif not (isinstance(softmax_scale, (int, float)) and 0 < softmax_scale < math.inf):
@@ -225,8 +225,8 @@ def flash_attn_func(
             run(q, k, v, out, lse, softmax_scale, left, right, num_sms)
         except LayoutError:
             run_copying(run, [q, k, v], (out, lse, softmax_scale, left, right, num_sms))
-        if remember is not None:
-            remember(q, k, v)
+        if tell_extents is not None:
+            tell_extents(q, k, v)
     return out, (lse if return_lse else None)
 
 
@@ -275,7 +275,8 @@ def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> 
         devices = [0 if loader.serves_cpu() else torch.cuda.current_device()]
     runtime = loader.runtime()
     loaded = runtime.preload(devices, select)
-    if loader.serves_cpu() or torch.cuda.is_initialized():  # torch's allocator may start later, with the first tensor
+    # torch's allocator may start later, with the first tensor.
+    if CAN_ANSWER and (loader.serves_cpu() or torch.cuda.is_initialized()):
         for ordinal in devices:
             device = torch.device("cpu") if loader.serves_cpu() else torch.device("cuda", ordinal)
             lse_scratch(device, is_capturing=runtime.is_capturing)
@@ -306,25 +307,31 @@ def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple
     num_sms, default_scale = runtime.device(ordinal).sm_count, 1.0 / math.sqrt(head_dim)
     out = tensor_maker(TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]], q.device)
     lse = tensor_maker(torch.float32, q.device)
-    scratch = lse_scratch(q.device, is_capturing=runtime.is_capturing)
-    if scratch is None:  # a capture: its calls are decided each, and the first one after it is remembered
-        return launch.run, num_sms, default_scale, out[1], lse[1], None
-    key = (_MASKS.index(mask), head_dim, v.shape[-1])
-
-    def remember_extents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        extents = (*q.shape[:3], *k.shape[1:3])
-        calls.add(launch.launch_for(q, k, v), *key, extents, default_scale, num_sms, out, lse, scratch)
-
-    calls = loader.compiled_calls("ForwardCalls")
-    by_extents = isinstance(launch, loader.ByExtents)
-    if not by_extents:
-        calls.add(launch, *key, None, default_scale, num_sms, out, lse, scratch)
-    remember = remember_extents if by_extents else None
-    bound = (launch.run, num_sms, default_scale, out[1], lse[1], remember)
+    bound = (launch.run, num_sms, default_scale, out[1], lse[1], None)
+    if CAN_ANSWER:
+        scratch = lse_scratch(q.device, is_capturing=runtime.is_capturing)
+        if scratch is None:  # a capture: its calls are decided each, and the first one after it is remembered
+            return bound
+        told = ((_MASKS.index(mask), head_dim, v.shape[-1]), (default_scale, num_sms, out, lse, scratch))
+        bound = (*bound[:5], _tell(launch, *told))
     _bound[(q.dtype, head_dim, v.shape[-1], q.get_device(), mask)] = bound
-    global _answer
-    _answer = calls.run
     return bound
+
+
+def _tell(launch: Any, key: tuple[int, int, int], facts: tuple[Any, ...]) -> Callable[..., None] | None:
+    """Let the launcher answer further calls, at once or, where the kernel depends on them, for the extents of a call:
+    then it returns what is to be called with q, k, v."""
+    global _answer
+    calls = loader.compiled_calls("ForwardCalls")
+    _answer = calls.run
+    if not isinstance(launch, loader.ByExtents):
+        calls.add(launch, *key, None, *facts)
+        return None
+
+    def tell_extents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        calls.add(launch.launch_for(q, k, v), *key, (*q.shape[:3], *k.shape[1:3]), *facts)
+
+    return tell_extents
 
 
 def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import loader
-from .allocation import Maker, tensor_maker
+from .allocation import CAN_ANSWER, Maker, tensor_maker
 from .dispatch import EVIDENCE_LEVELS, evidence_level
 from .errors import InputError, NoKernelError
 from .expressions import evaluate
@@ -77,9 +77,6 @@ def _answer_none(op: str, arguments: Mapping[str, Any]) -> Any:
     return None
 
 
-# The launcher answers calls whose tensors it can read without a Python object for each number.
-_CAN_ANSWER = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-
 # (op, arguments) -> results, or None for a call unlike the earlier ones. It is the launcher's from the first call on.
 _answer: Callable[..., Any] = _answer_none
 
@@ -115,7 +112,7 @@ def call(op: str, /, **arguments: Any) -> Any:
         _bound[tuple(key)] = bound
     device = next(iter(tensors.values())).device
     results = bound.run(tensors, device)
-    if _CAN_ANSWER:
+    if CAN_ANSWER:
         _remember(op, arguments, bound, tensors, device)
     return results
 
