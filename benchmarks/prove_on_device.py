@@ -308,7 +308,7 @@ def child(arguments):
     variants = []
     for pack in usable(installed_packs()):
         for entry in pack.manifest.entries:
-            if entry.target == capability and entry.op == "fwd":
+            if entry.target == capability and entry.op == "fwd" and is_plain(entry):
                 kernel = forward_kernel(loader.runtime(), pack, entry)
                 variants.append(check_variant(torch, kernel, entry, arguments.seed))
                 row = variants[-1]
@@ -332,6 +332,13 @@ def child(arguments):
     failed = [row["id"] for row in variants if not row["passed"]]
     print(f"{len(variants)} variants, {sum(row['cases'] for row in variants)} cases, {len(failed)} failed")
     return 1 if failed or not variants else 0
+
+
+def is_plain(entry):
+    """Dense 16-bit attention without features; prove_packed_on_device.py proves the others."""
+    axes = entry.axes
+    features = any(axes.get(name) for name in ("softcap", "sink", "split"))
+    return axes["layout"] == "dense" and not features and axes["dtype"] in ("bf16", "fp16")
 
 
 def forward_kernel(runtime, pack, entry):

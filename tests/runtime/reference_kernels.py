@@ -237,7 +237,7 @@ def backward(named):
         dk = np.einsum("hqk,qhd->khd", dscores, q) * named["softmax_scale"]
         dv = np.einsum("hqk,qhd->khd", weights, dout)
         for name, gradient in (("dk", dk), ("dv", dv)):
-            write(named[name], place, gradient.reshape(len(k), -1, group, gradient.shape[-1]).sum(axis=2))
+            write(named[name], place, gradient.reshape(len(k), k.shape[1], group, gradient.shape[-1]).sum(axis=2))
 
 
 def postprocess(named):
