@@ -566,11 +566,10 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     row = next(row for row in _SM100_FORWARD if row.matches(variant))
     q_stages = 1 if variant.head_dim_v == 256 else 2  # two accumulators of 256 columns would fill tensor memory
     softmax, correction, other = row.registers or _default_registers(q_stages)
-    if variant.head_dim_v != 256 and variant.dtype in DTYPES_16_BIT:
-        if variant.layout != "dense":
-            softmax, correction, other = _PACKED_REGISTERS
-        elif variant.softcap:
-            softmax, correction, other = _SOFTCAP_REGISTERS
+    if variant.layout != "dense" and q_stages == 2:
+        softmax, correction, other = _PACKED_REGISTERS
+    elif variant.softcap and q_stages == 2:
+        softmax, correction, other = _SOFTCAP_REGISTERS
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,

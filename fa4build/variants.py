@@ -318,6 +318,24 @@ KERNELS: tuple[Kernel, ...] = (
             {
                 "op": ("fwd",),
                 "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_FP8,
+                "head_dims": ((64, 64), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
                 "dtype": DTYPES_16_BIT,
                 "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
                 "mask": ("full", "causal", "local"),
@@ -345,6 +363,24 @@ KERNELS: tuple[Kernel, ...] = (
                 "deterministic": (False,),
                 "softcap": (False,),
                 "sink": (True,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_FP8,
+                "head_dims": ((64, 64), (128, 128)),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
             }
         ),
     ),

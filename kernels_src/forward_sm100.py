@@ -25,7 +25,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import LayoutEnum
@@ -79,6 +79,14 @@ class Problem(NamedTuple):
     cap_factor: Optional[Float32] = None
 
 
+class Descales(NamedTuple):
+    """Factors of fp8 inputs, (batch, key head): of q, k and v."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+
+
 class Tiles(NamedTuple):
     """The order of work: tile counts and divisors (scheduling/)."""
 
@@ -122,7 +130,7 @@ class ForwardSm100:
 
     Args:
         symbol: prefix of the device entry, which is `<symbol>_0`.
-        dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out.
+        dtype: cutlass.BFloat16 or cutlass.Float16, of q, k, v and out; or Float8E4M3FN or Float8E5M2, with bf16 out.
         head_dim: multiple of 16, at most 192. head_dim_v: at most 128, since two output tiles must fit tensor memory.
         mask: "full", "causal" or "local".
         kv_stages: slots of the ring that K and V share when they are of one size; otherwise V has one slot of its own
@@ -131,6 +139,7 @@ class ForwardSm100:
         softmax_registers, correction_registers, other_registers: a thread, multiples of 8.
         exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
         rescale_threshold: log2 units, see softmax.conditional_rescaling.
+        max_offset: probabilities are stored times 2**max_offset, to use the range of an fp8 type.
         order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
         has_softcap, has_sink: features of docs/formats.md; their arguments are then required.
     Raises: ValueError for a combination that cannot run.
@@ -152,6 +161,7 @@ class ForwardSm100:
         exp2_frequency: int,
         exp2_first_fragment: int,
         rescale_threshold: float = 8.0,
+        max_offset: float = 0.0,
         order: str = "natural",
         persistent: bool = True,
         separate_output: bool = True,
@@ -164,7 +174,10 @@ class ForwardSm100:
         self.separate_output = separate_output
         self.registers = (softmax_registers, correction_registers, other_registers)
         self.exp2 = (exp2_frequency, exp2_first_fragment)
-        self.rescale_threshold = rescale_threshold
+        self.rescale_threshold, self.max_offset = rescale_threshold, max_offset
+        self.is_fp8 = dtype.width == 8
+        self.out_dtype = BFloat16 if self.is_fp8 else dtype
+        self.mma_k = 256 // dtype.width  # an instruction sums over 32 bytes
         self.order, self.persistent = order, persistent
         self.has_softcap, self.has_sink = has_softcap, has_sink
         self.tmem = forward_tmem(NUM_TILES, tile_n, head_dim_v)
@@ -188,6 +201,9 @@ class ForwardSm100:
         stream,
         sink: Optional[cute.Tensor] = None,
         softcap: Optional[Float32] = None,
+        q_descale: Optional[cute.Tensor] = None,
+        k_descale: Optional[cute.Tensor] = None,
+        v_descale: Optional[cute.Tensor] = None,
     ):
         batch, seqlen_q, num_heads, _ = q.shape
         seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
@@ -205,7 +221,8 @@ class ForwardSm100:
             cap_factor=factor,
         )
         num_ctas = cutlass.min(tiles.num_tiles, num_sms) if const_expr(self.persistent) else tiles.num_tiles
-        self.kernel(maps, lse, sink, problem, tiles, *layouts).launch(
+        descales = Descales(q_descale, k_descale, v_descale) if const_expr(self.is_fp8) else None
+        self.kernel(maps, lse, sink, descales, problem, tiles, *layouts).launch(
             grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
@@ -237,7 +254,7 @@ class ForwardSm100:
             blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, NUM_TILES),
             blackwell.make_smem_layout_b(mma_qk, qk_tile, self.dtype, self.k_stages),
             blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.v_stages),
-            blackwell.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
+            blackwell.make_smem_layout_epi(self.out_dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
         )
 
     def _maps(self, q, k, v, out, mma_qk, mma_pv, layouts):
@@ -298,6 +315,7 @@ class ForwardSm100:
         maps: Maps,
         lse: cute.Tensor,
         sink: Optional[cute.Tensor],
+        descales: Optional[Descales],
         problem: Problem,
         tiles: Tiles,
         q_layout: cute.ComposedLayout,
@@ -317,11 +335,11 @@ class ForwardSm100:
         else:
             sV = smem.allocate_tensor(self.dtype, v_layout.outer, byte_alignment=1024, swizzle=v_layout.inner)
         if const_expr(self.separate_output):
-            sO = smem.allocate_tensor(self.dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
+            sO = smem.allocate_tensor(self.out_dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
         else:
             tiles_of_q = cute.make_layout(NUM_TILES, stride=TILE_M * self.head_dim)
             over_q = cute.append(cute.select(o_layout.outer, mode=[0, 1]), tiles_of_q)
-            sO = cute.make_tensor(cute.recast_ptr(sQ.iterator, o_layout.inner, dtype=self.dtype), over_q)
+            sO = cute.make_tensor(cute.recast_ptr(sQ.iterator, o_layout.inner, dtype=self.out_dtype), over_q)
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
@@ -340,10 +358,10 @@ class ForwardSm100:
 
         if warp < SOFTMAX_WARPS:
             arch.setmaxregister_increase(self.registers[0])
-            self._softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, problem, tiles)
+            self._softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, descales, problem, tiles)
         elif warp < MMA_WARP:
             arch.setmaxregister_decrease(self.registers[1])
-            self._correction_role(bars, stats, outputs, sO, lse, sink, problem, tiles)
+            self._correction_role(bars, stats, outputs, sO, lse, sink, descales, problem, tiles)
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
@@ -540,7 +558,7 @@ class ForwardSm100:
             fQ[None, None, None, i],
             fK[None, None, None, slot.stage],
             0,
-            self.head_dim // 16,
+            self.head_dim // self.mma_k,
             False,
         )
         commit(bars.s_full + i)
@@ -548,7 +566,7 @@ class ForwardSm100:
     @cute.jit
     def _multiply_pv(self, bars, accumulator, fP, fV, i: cutlass.Constexpr[int], slot, block_count, accumulate):
         """O[i] (+)= P[i] V, starting when three quarters of P are there."""
-        steps = self.tile_n // 16
+        steps = self.tile_n // self.mma_k
         early = steps * 3 // 4
         values = fV[None, None, None, slot.stage]
         arch.mbarrier_wait(bars.p_ready + i, block_count & 1)
@@ -561,7 +579,7 @@ class ForwardSm100:
     # --- softmax ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _softmax_role(self, i, bars, stats, tmem, problem, tiles):
+    def _softmax_role(self, i, bars, stats, tmem, descales, problem, tiles):
         """Warps 4 i .. 4 i + 3, i = 0 or 1: thread t owns row t of Q tile i."""
         row = arch.thread_idx()[0] % TILE_M
         scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
@@ -569,10 +587,20 @@ class ForwardSm100:
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
+            scaled = self._descaled(problem, descales, tile.batch, tile.head // tiles.heads_per_kv)
             block_count, stats_count = self._softmax_tile(
-                i, bars, stats, scores, row, tile.m_block, blocks, problem, block_count, stats_count
+                i, bars, stats, scores, row, tile.m_block, blocks, scaled, block_count, stats_count
             )
             index = index + arch.grid_dim()[0]
+
+    def _descaled(self, problem, descales, batch, kv_head):
+        """The problem with its scales times the factors of q and k, where there are any."""
+        if not self.is_fp8:
+            return problem
+        descale = descales.q[batch, kv_head] * descales.k[batch, kv_head]
+        if self.has_softcap:
+            return problem._replace(cap_factor=problem.cap_factor * descale)
+        return problem._replace(scale_log2=problem.scale_log2 * descale)
 
     @cute.jit
     def _softmax_tile(
@@ -600,7 +628,10 @@ class ForwardSm100:
             reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
             self._send_stats(i, bars, stats, row, stats_count, factor, reference)
             safe = Float32(0.0) if reference == -Float32.inf else reference
-            self._store_probabilities(i, bars, scores, values, row, safe * problem.scale_log2, problem.scale_log2)
+            reference_log2 = safe * problem.scale_log2
+            if const_expr(self.max_offset > 0):
+                reference_log2 = reference_log2 - Float32(self.max_offset)
+            self._store_probabilities(i, bars, scores, values, row, reference_log2, problem.scale_log2)
             total = total * factor + score_rows.row_sum(values)
             block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
         self._send_stats(i, bars, stats, row, stats_count, total, reference)
@@ -634,15 +665,16 @@ class ForwardSm100:
         """exp2 and conversion a fragment at a time, into the upper half of the score columns."""
         packed = cute.make_tensor(
             scores.iterator + self.tile_n // 2,
-            cute.make_layout(((TILE_M, self.tile_n // 2), 1, 1), stride=((TMEM_LANE, 1), 0, 0)),
+            cute.make_layout(((TILE_M, self.tile_n * self.dtype.width // 32), 1, 1), stride=((TMEM_LANE, 1), 0, 0)),
         )
-        store, target = correction.row_copies(packed, STORE_COLUMNS // 2, row, True)
+        words_stored = STORE_COLUMNS * self.dtype.width // 32
+        store, target = correction.row_copies(packed, words_stored, row, True)
         for begin in cutlass.range_constexpr(0, self.tile_n, STORE_COLUMNS):
             score_rows.probabilities(values, begin, begin + STORE_COLUMNS, reference_log2, scale_log2, *self.exp2)
             piece = begin // STORE_COLUMNS
             converted = cute.make_rmem_tensor((STORE_COLUMNS,), self.dtype)
             converted.store(_piece(values, piece, STORE_COLUMNS).load().reshape(converted.shape).to(self.dtype))
-            words = _piece(cute.recast_tensor(converted, Float32), 0, STORE_COLUMNS // 2)
+            words = _piece(cute.recast_tensor(converted, Float32), 0, words_stored)
             cute.copy(store, words, target[None, None, piece])
             if const_expr(begin + STORE_COLUMNS in (self.tile_n * 3 // 4, self.tile_n)):
                 arch.fence_view_async_tmem_store()
@@ -669,7 +701,7 @@ class ForwardSm100:
     # --- correction -------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _correction_role(self, bars, stats, outputs, sO, lse, sink, problem, tiles):
+    def _correction_role(self, bars, stats, outputs, sO, lse, sink, descales, problem, tiles):
         """Warps 8 - 11: thread t owns row t of both Q tiles."""
         row = arch.thread_idx()[0] % TILE_M
         index, turn, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
@@ -691,10 +723,14 @@ class ForwardSm100:
                 arch.mbarrier_wait(bars.o_full + i, turn & 1)
                 fence_after_wait()
                 arch.mbarrier_wait(bars.store_empty + i, (turn & 1) ^ 1)
-                scale_log2, factor = problem.scale_log2, Float32(1.0)
+                kv_head = tile.head // tiles.heads_per_kv
+                scale_log2, factor = self._descaled(problem, descales, tile.batch, kv_head).scale_log2, Float32(1.0)
+                if const_expr(self.is_fp8):
+                    factor = descales.v[tile.batch, kv_head]
+                    reference, scale_log2 = reference * scale_log2 - Float32(self.max_offset), Float32(1.0)
                 if const_expr(self.has_sink):
-                    reference, total, factor = self._join_sink(reference, total, sink[tile.head], scale_log2)
-                    scale_log2 = Float32(1.0)
+                    reference, total, kept = self._join_sink(reference, total, sink[tile.head], scale_log2)
+                    factor, scale_log2 = factor * kept, Float32(1.0)
                 self._write_output(outputs[i], sO, i, row, factor * correction.final_factor(total))
                 fence_before_arrive()
                 arch.fence_proxy("async.shared", space="cta")
@@ -739,8 +775,8 @@ class ForwardSm100:
             arch.fence_view_async_tmem_load()
             for j in cutlass.range_constexpr(0, correction.RESCALE_COLUMNS, 2):
                 values[j], values[j + 1] = arch.mul_packed_f32x2((values[j], values[j + 1]), (factor, factor))
-            converted = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), self.dtype)
-            converted.store(values.load().to(self.dtype))
+            converted = cute.make_rmem_tensor((correction.RESCALE_COLUMNS,), self.out_dtype)
+            converted.store(values.load().to(self.out_dtype))
             line = cute.local_tile(sO[row, None, i], (correction.RESCALE_COLUMNS,), (piece,))
             cute.autovec_copy(converted, line)
 

@@ -28,6 +28,7 @@ from kernels_src.forward_sm100 import (
     SOFTMAX_WARPS,
     TILE_M,
     WARPS_PER_TILE,
+    Descales,
     ForwardSm100,
     Problem,
 )
@@ -101,6 +102,7 @@ class Tensors(NamedTuple):
     keys: cute.Tensor  # cu_seqlens_k or page_table
     seqused_k: cute.Tensor
     sink: Optional[cute.Tensor]
+    descales: Optional[Descales]
 
 
 class Maps(NamedTuple):
@@ -168,6 +170,9 @@ class ForwardSm100Packed(ForwardSm100):
         page_table: Optional[cute.Tensor] = None,
         sink: Optional[cute.Tensor] = None,
         softcap: Optional[Float32] = None,
+        q_descale: Optional[cute.Tensor] = None,
+        k_descale: Optional[cute.Tensor] = None,
+        v_descale: Optional[cute.Tensor] = None,
     ):
         total_q, num_heads_q, _ = q.shape
         num_heads_kv = k.shape[2] if const_expr(self.is_paged) else k.shape[1]
@@ -198,6 +203,7 @@ class ForwardSm100Packed(ForwardSm100):
             keys=page_table if const_expr(self.is_paged) else cu_seqlens_k,
             seqused_k=seqused_k,
             sink=sink,
+            descales=Descales(q_descale, k_descale, v_descale) if const_expr(self.is_fp8) else None,
         )
         num_ctas = max_tiles(total_q * group, batch, ROWS) * num_heads_kv
         self.kernel(self._key_maps(k, v, layouts), tensors, problem, *layouts).launch(
@@ -224,9 +230,17 @@ class ForwardSm100Packed(ForwardSm100):
         v_map = cute.nvgpu.make_tiled_tma_atom_B(load, reordered(v, [2, 0, 1]), v_stage, pv_tile, mma_pv, cluster)
         return Maps(*k_map, *v_map)
 
+    def _as_16_bit(self, columns: int) -> int:
+        """Columns of a row of inputs, counted in 16-bit elements: what the blocks that move bytes are told."""
+        return columns * self.dtype.width // 16
+
+    def _chunk(self, columns: int) -> int:
+        """Columns that a swizzle pattern spans."""
+        return chunk_columns(self._as_16_bit(columns)) * 16 // self.dtype.width
+
     def _box(self, layout, columns: int):
         """(shared-memory layout, extents) of a box of pages: 16 rows, as many columns as the swizzle spans."""
-        width = chunk_columns(columns)
+        width = self._chunk(columns)
         plain = cute.make_layout((BOX_ROWS, width), stride=(width, 1))
         return cute.make_composed_layout(layout.inner, 0, plain), (BOX_ROWS, width)
 
@@ -357,7 +371,7 @@ class ForwardSm100Packed(ForwardSm100):
         if warp < SOFTMAX_WARPS:
             arch.setmaxregister_increase(self.registers[0])
             if warp // WARPS_PER_TILE < tiles_used:
-                self._packed_softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, problem)
+                self._packed_softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, tensors, problem)
         elif warp < MMA_WARP:
             arch.setmaxregister_decrease(self.registers[1])
             self._packed_correction_role(bars, stats, outputs, sQ, tensors, problem, tiles_used)
@@ -459,7 +473,7 @@ class ForwardSm100Packed(ForwardSm100):
                 problem.page_size,
                 arch.lane_idx(),
                 self.tile_n,
-                columns,
+                self._as_16_bit(columns),
             )
             arch.cp_async_commit_group()
             arch.cp_async_wait_group(0)
@@ -469,7 +483,7 @@ class ForwardSm100Packed(ForwardSm100):
     @cute.jit
     def _load_boxes(self, full, slot, atom, coordinates, shared, columns: cutlass.Constexpr[int], places, work: Work):
         """One copy for each box of rows and each chunk of columns."""
-        width, boxes = chunk_columns(columns), self.tile_n // BOX_ROWS
+        width, boxes = self._chunk(columns), self.tile_n // BOX_ROWS
         layout = cute.make_layout(
             ((BOX_ROWS, width), boxes, columns // width),
             stride=((width, 1), BOX_ROWS * width, self.tile_n * width),
@@ -493,7 +507,7 @@ class ForwardSm100Packed(ForwardSm100):
         num_keys = work.seqlen_k - (work.end - 1) * self.tile_n
         if num_keys < self.tile_n:
             start = sV.iterator.toint() + slot.stage * self._bytes(self.tile_n, self.head_dim_v)
-            zero_rows(start, num_keys, arch.lane_idx(), self.tile_n, self.head_dim_v, 32)
+            zero_rows(start, num_keys, arch.lane_idx(), self.tile_n, self._as_16_bit(self.head_dim_v), 32)
             arch.fence_proxy("async.shared", space="cta")
         self._arrive_warp(bars.kv_full + self._v_barrier(slot))
 
@@ -541,7 +555,7 @@ class ForwardSm100Packed(ForwardSm100):
     # --- softmax ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _packed_softmax_role(self, i, bars, stats, tmem, problem: PackedProblem):
+    def _packed_softmax_role(self, i, bars, stats, tmem, tensors: Tensors, problem: PackedProblem):
         """Warps 4 i .. 4 i + 3: thread t owns packed row t of tile i."""
         row = arch.thread_idx()[0] % TILE_M
         scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
@@ -549,6 +563,7 @@ class ForwardSm100Packed(ForwardSm100):
         blocks = BlockRange(begin=work.begin, inner_begin=work.inner_begin, inner_end=work.inner_end, end=work.end)
         query, _ = packed_row((work.m_block * NUM_TILES + i) * TILE_M + row, problem.group)
         limits = self._visible(query, self._lengths(work, problem))
+        problem = self._descaled(problem, tensors.descales, work.sequence, work.kv_head)
         self._softmax_tile(i, bars, stats, scores, row, work.m_block, blocks, problem, Int32(0), Int32(0), limits)
 
     def _lengths(self, work: Work, problem: PackedProblem) -> Problem:
@@ -600,7 +615,7 @@ class ForwardSm100Packed(ForwardSm100):
             row,
             TILE_M,
             TILE_M,
-            self.head_dim,
+            self._as_16_bit(self.head_dim),
         )
         arch.cp_async_commit_group()
         arch.cp_async_wait_group(0)
@@ -615,13 +630,17 @@ class ForwardSm100Packed(ForwardSm100):
         num_rows, packed = work.seqlen_q * group, (work.m_block * NUM_TILES + i) * TILE_M + row
         query, head = packed_row(packed, problem.group)
         token, head = work.first_query + query, work.kv_head * group + head
-        scale_log2, factor = problem.scale_log2, Float32(1.0)
+        scaled = self._descaled(problem, tensors.descales, work.sequence, work.kv_head)
+        scale_log2, factor = scaled.scale_log2, Float32(1.0)
+        if const_expr(self.is_fp8):
+            factor = tensors.descales.v[work.sequence, work.kv_head]
+            reference, scale_log2 = reference * scale_log2 - Float32(self.max_offset), Float32(1.0)
         if const_expr(self.has_sink):
             logit = Float32(0.0)
             if packed < num_rows:
                 logit = tensors.sink[head]
-            reference, total, factor = self._join_sink(reference, total, logit, scale_log2)
-            scale_log2 = Float32(1.0)
+            reference, total, kept = self._join_sink(reference, total, logit, scale_log2)
+            factor, scale_log2 = factor * kept, Float32(1.0)
         lse = self._of_this_split(tensors.lse)
         if packed < num_rows:
             lse[head, token] = correction.log_sum_exp(reference, total, scale_log2)
@@ -640,6 +659,7 @@ class ForwardSm100Packed(ForwardSm100):
             work.kv_head * group,
             problem.group,
             self.head_dim_v,
+            self._bytes(1, self.head_dim),
         )
 
     def _of_this_split(self, tensor):

@@ -29,21 +29,24 @@ def store_tile_rows(
     first_head,
     by_group,
     columns: cutlass.Constexpr[int],
+    shared_row_bytes: cutlass.Constexpr[int],
 ):
     """out = accumulator * factor for the rows of a tile that exist.
 
     Args:
         out: (token, head, column), 16-bit or float32; rows 16-byte aligned. accumulator: fp32 in tensor memory.
-        shared_address: 128 rows of `columns` 16-bit elements, 1024-byte aligned, which nothing else uses any more.
-        row: 0 .. 127, of the calling thread; factor: of its row. columns: a multiple of 16, of out.
+        shared_address: 128 rows of `shared_row_bytes`, 1024-byte aligned, which nothing else uses any more. A row goes
+            through it in as many equal parts as it takes.
+        row: 0 .. 127, of the calling thread; factor: of its row. columns: of out; those of a part a multiple of 16.
         first_row, num_rows, first_token, first_head, by_group: as in row_gather.gather_packed_rows.
     Contract: whole, converged warps. Cost: columns / 16 loads, columns / 8 (float32: columns / 4) 16-byte accesses of
     shared memory each way and as many stores.
     """
     lane, warp = row % WARP, row // WARP
-    shared = shared_address + warp * (WARP * columns * 2)
-    parts = out.element_type.width // 16  # float32 rows go in two parts
-    part_columns = columns // parts
+    shared = shared_address + warp * (WARP * shared_row_bytes)
+    row_bytes = columns * out.element_type.width // 8
+    parts = next(n for n in (1, 2, 4) if row_bytes <= n * shared_row_bytes)
+    part_columns, part_as_16_bit = columns // parts, row_bytes // parts // 2
     load, source = correction.row_copies(accumulator, correction.RESCALE_COLUMNS, row, False)
     for part in cutlass.range_constexpr(parts):
         for step in cutlass.range_constexpr(part_columns // correction.RESCALE_COLUMNS):
@@ -58,7 +61,7 @@ def store_tile_rows(
             words = cute.recast_tensor(converted, Int32)
             pieces = cute.size(words) // 4
             for j in cutlass.range_constexpr(pieces):
-                target = shared + piece_offset(lane, step * pieces + j, rows=WARP, columns=columns)
+                target = shared + piece_offset(lane, step * pieces + j, rows=WARP, columns=part_as_16_bit)
                 arch.inline_ptx(
                     "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
                     read_only_args=[target, *(words[4 * j + word] for word in range(4))],
@@ -75,7 +78,7 @@ def store_tile_rows(
             lane,
             WARP,
             WARP,
-            columns,
+            part_as_16_bit,
         )
         arch.sync_warp()
 

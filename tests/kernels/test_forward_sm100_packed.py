@@ -18,7 +18,7 @@ from fa4build.variants import parse_variant
 pytestmark = pytest.mark.dsl
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block may have
-PACKED = ["sm100a-bf16-hd64-local-paged", "sm103a-fp16-hd128-causal-varlen-sink", "sm100a-bf16-hd96-full-paged-split"]
+PACKED = ["sm100a-bf16-hd64-local-paged", "sm103a-fp16-hd128-causal-varlen-sink", "sm100a-e4m3-hd64-full-paged-split"]
 
 
 @pytest.fixture(scope="module", params=[*PACKED, "sm100a-bf16-hd128-causal-softcap"])
