@@ -3,7 +3,7 @@
 The runtime's own dispatcher is asked about every combination of axis values on every target. What it answers is
 compared with what the matrix says: no kernel may answer a problem that it does not compute, none may be unreachable,
 and none that was asked for may be absent. A problem that no kernel answers alone, such as split keys with a sink, is
-answered if each of the kernels that the runtime launches for it in turn is there (`steps_of`).
+answered if each of the kernels that the runtime launches for it in turn is there.
 """
 
 import dataclasses
@@ -17,8 +17,7 @@ from fa4build.axes import Variant
 from fa4build.errors import CoverageError
 from fa4build.manifest import FAMILY, manifest_to_json
 from fa4build.pack import MANIFEST_FILE, read_pack
-from fa4build.runtime.fa4_kernels.abi import OUTPUT_DTYPES
-from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch
+from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.errors import PackError
 from fa4build.runtime.fa4_kernels.packs import Entry, Pack, read_manifest
 from fa4build.variants import in_default_matrix, kernel_written, refused_variants, valid_variants
@@ -189,26 +188,6 @@ def problem_of(variant: Variant) -> Problem:
         deterministic=variant.deterministic,
         features=frozenset(name for name in _FEATURES if getattr(variant, name)),
     )
-
-
-def steps_of(problem: Problem) -> tuple[Problem, ...]:
-    """The problems whose kernels the runtime launches in turn for this one; itself alone, unless keys are split.
-
-    Dense keys are split as packed ones, a view of them. The partial results of the splits are merged by `fwd_combine`,
-    where a sink joins. Source: docs/formats.md, section 1.
-    """
-    if problem.op != "fwd" or "split" not in problem.features:
-        return (problem,)
-    layout = "varlen" if problem.layout == "dense" else problem.layout
-    part = dataclasses.replace(problem, layout=layout, features=problem.features - {"sink"})
-    merge = Problem(
-        op="fwd_combine",
-        dtype=OUTPUT_DTYPES[problem.dtype],
-        head_dim=problem.head_dim_v,
-        head_dim_v=problem.head_dim_v,
-        features=problem.features & {"sink"},
-    )
-    return part, merge
 
 
 _Domain = dict[tuple[Arch, Problem], tuple[list[Variant], list[str]]]

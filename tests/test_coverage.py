@@ -16,12 +16,12 @@ import pytest
 from fa4build import cli
 from fa4build.arch import ARCHES, Arch, arch_named
 from fa4build.axes import Variant
-from fa4build.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of, steps_of
+from fa4build.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of
 from fa4build.errors import CoverageError
 from fa4build.evidence import Evidence
 from fa4build.pack import Artifact, build_pack, write_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
-from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
+from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
 from tests.artifacts import TOOLCHAIN, made_up_artifact

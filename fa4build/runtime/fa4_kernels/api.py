@@ -17,7 +17,7 @@ from . import loader, ops
 from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
 from .allocation import CAN_ANSWER, lse_scratch, tensor_maker
 from .autograd import Attention
-from .dispatch import Decision, extents_of
+from .dispatch import Decision, extents_of, steps_of
 from .errors import InputError, LayoutError, NoKernelError
 from .gradients import BackwardLaunches, compute_gradients, load_backward, run_copying
 from .packed import (
@@ -37,7 +37,6 @@ from .problems import (
     ordinal_of,
     problem_for,
     requested_features,
-    steps_of,
     window_size_of,
 )
 from .recipes import call, explain_call  # noqa: F401  public functions of the package

@@ -4,10 +4,10 @@ Problem, Device, packs  ->  Decision (accepted entry, or a reason for each refus
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .abi import SIGNATURES, TARGETS, signature_name
+from .abi import OUTPUT_DTYPES, SIGNATURES, TARGETS, signature_name
 from .errors import NoKernelError
 from .expressions import evaluate
 from .packs import Entry, Pack, RefusedPack
@@ -152,6 +152,25 @@ def chosen(decision: Decision) -> tuple[Pack, Entry]:
     if decision.pack is None or decision.entry is None:
         raise NoKernelError(_no_kernel_text(decision))
     return decision.pack, decision.entry
+
+
+def steps_of(problem: Problem) -> tuple[Problem, ...]:
+    """The problems that kernels answer for a call: itself, or, where keys are split, the parts and their merge.
+
+    Dense keys are split as packed ones, and a sink joins where parts are merged.
+    """
+    if problem.op != "fwd" or "split" not in problem.features:
+        return (problem,)
+    layout = "varlen" if problem.layout == "dense" else problem.layout
+    parts = replace(problem, layout=layout, features=problem.features - {"sink"}, extents=None)
+    return parts, combine_problem(problem.dtype, problem.head_dim_v, has_sink="sink" in problem.features)
+
+
+def combine_problem(dtype: str, head_dim_v: int, *, has_sink: bool) -> Problem:
+    """Merging the parts of a forward of this dtype."""
+    features = frozenset({"sink"} if has_sink else ())
+    output = OUTPUT_DTYPES[dtype]
+    return Problem(op="fwd_combine", dtype=output, head_dim=head_dim_v, head_dim_v=head_dim_v, features=features)
 
 
 def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | None = None) -> tuple[str, ...]:

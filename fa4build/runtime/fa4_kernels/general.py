@@ -13,7 +13,7 @@ import torch
 
 from . import loader
 from .abi import OUTPUT_DTYPES
-from .dispatch import Problem
+from .dispatch import Problem, combine_problem, steps_of
 from .errors import NoKernelError
 from .gradients import BackwardLaunches, compute_gradients, compute_packed_gradients, load_backward, run_copying
 from .problems import (
@@ -21,11 +21,9 @@ from .problems import (
     FP8_DTYPES,
     TORCH_DTYPES,
     check_alike,
-    combine_problem,
     mask_of,
     ordinal_of,
     problem_for,
-    steps_of,
 )
 from .splitting import chosen_splits, query_blocks
 

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from . import loader
-from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
+from .abi import WINDOW_UNBOUNDED
 from .dispatch import Problem
 from .errors import InputError
 
@@ -115,22 +114,3 @@ def requested_features(options: Mapping[str, Any]) -> frozenset[str]:
     features |= {"softcap"} if options.get("softcap") else set()
     features |= {"split"} if (options.get("num_splits") or 0) > 1 else set()
     return frozenset(features)
-
-
-def steps_of(problem: Problem) -> tuple[Problem, ...]:
-    """The problems that kernels answer for a call: itself, or, where keys are split, the parts and their merge.
-
-    Dense keys are split as packed ones, and a sink joins where parts are merged.
-    """
-    if problem.op != "fwd" or "split" not in problem.features:
-        return (problem,)
-    layout = "varlen" if problem.layout == "dense" else problem.layout
-    parts = replace(problem, layout=layout, features=problem.features - {"sink"}, extents=None)
-    return parts, combine_problem(problem.dtype, problem.head_dim_v, has_sink="sink" in problem.features)
-
-
-def combine_problem(dtype: str, head_dim_v: int, *, has_sink: bool) -> Problem:
-    """Merging the parts of a forward of this dtype."""
-    features = frozenset({"sink"} if has_sink else ())
-    output = OUTPUT_DTYPES[dtype]
-    return Problem(op="fwd_combine", dtype=output, head_dim=head_dim_v, head_dim_v=head_dim_v, features=features)
