@@ -255,9 +255,13 @@ def min_f32(a: ArrayLike, b: ArrayLike, propagate_nan: bool = False, ftz: bool =
 def f32_to_bf16_rn(bits: ArrayLike) -> NDArray[np.uint16]:
     """f32 bits -> bf16 bits, round to nearest even; overflow gives infinity. Source: ptx-semantics 5.3."""
     bits = as_bits(bits)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += bits
+    rounded += np.uint32(0x7FFF)
+    rounded >>= np.uint32(16)
     is_nan = _is_nan(bits)
-    if is_nan.any():
+    if np.count_nonzero(is_nan):
         rounded = np.where(is_nan, np.uint32(BF16_NAN), rounded)
     return rounded.astype(np.uint16)
 

@@ -45,7 +45,7 @@ _NEGATIVE_INFINITY = np.uint32(0xFF800000)
 _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _MANTISSA = np.uint32(0x007FFFFF)
-_MIN_NORMAL = np.int64(0x00800000)
+_MIN_NORMAL = np.int32(0x00800000)
 
 
 def _delta(name: str) -> NDArray[np.integer]:
@@ -74,18 +74,33 @@ def ex2_table() -> NDArray[np.int32]:
 
 
 @cache
-def rcp_table() -> NDArray[np.int32]:
-    """f32 bits of the H200's rcp on [1, 2), by mantissa."""
-    return _table("rcp_1to2", np.reciprocal)
+def _rcp_delta() -> NDArray[np.integer]:
+    return _delta("rcp_1to2")
 
 
-def _exp2_index(bits: Bits) -> NDArray[np.int64]:
+def rcp_of_mantissa(mantissa: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """f32 bits of the H200's rcp of 1 + mantissa / 2^23. Contract: as `_table`."""
+    exact = np.reciprocal(1.0 + mantissa * 2.0**-23).astype(np.float32).view(np.int32)
+    return exact.astype(np.int64) + _rcp_delta()[mantissa]
+
+
+_BEYOND = np.float32(
+    256.0 - 2.0**-16
+)  # its fixed-point form still fits in int32; all results from here on are 0 or inf
+
+
+def _exp2_index(bits: Bits) -> NDArray[np.int32]:
     """x in units of 2^-23 as the unit forms it: cut off; ones' complement for x < 0 unless the fraction is 0."""
-    magnitude = np.minimum(np.abs(bits.view(np.float32)), np.float32(256.0)).astype(np.float64)
-    fixed = (magnitude * 2.0**23).astype(np.int64)
-    negative = bits & _SIGN != 0
-    complement = np.where(fixed & 0x7FFFFF != 0, ~fixed, -fixed)
-    return np.where(negative, complement, fixed)
+    x = bits.view(np.float32)
+    magnitude = np.fmin(np.abs(x), _BEYOND)
+    magnitude *= np.float32(2.0**23)
+    fixed = magnitude.astype(np.int32)
+    negative = bits >> np.uint32(31)
+    is_complement = negative & (fixed & np.int32(0x7FFFFF) != 0)
+    # -n for a whole number, ~n = -n - 1 for another
+    np.negative(fixed, out=fixed, where=negative != 0)
+    fixed -= is_complement.view(np.int32)
+    return fixed
 
 
 def ex2_ftz(bits: ArrayLike) -> Bits:
@@ -94,11 +109,16 @@ def ex2_ftz(bits: ArrayLike) -> Bits:
     Source: ptx-semantics 19 (0 mismatches over all inputs on an H200).
     """
     bits = as_bits(bits)
+    index = _exp2_index(bits)
+    octave = np.clip(index >> 23, -127, 128) - 1
+    result = ex2_table().take(index & 0x7FFFFF) + (octave << 23)
+    np.minimum(result, np.int32(_INFINITY), out=result)
+    result[result < _MIN_NORMAL] = 0
     is_nan = (bits & _MAGNITUDE) > _INFINITY
-    index = _exp2_index(np.where(is_nan, np.uint32(0), bits))
-    result = ex2_table()[index & 0x7FFFFF] + (((index >> 23) - 1) << 23)
-    result = np.where(result < _MIN_NORMAL, 0, np.minimum(result, np.int64(_INFINITY))).astype(np.uint32)
-    return np.where(is_nan, F32_NAN, result)
+    result = result.view(np.uint32)
+    if np.count_nonzero(is_nan):
+        result[is_nan] = F32_NAN
+    return result
 
 
 def ex2(bits: ArrayLike) -> Bits:
@@ -119,7 +139,7 @@ def rcp_ftz(bits: ArrayLike) -> Bits:
     bits = flush_subnormals(bits)
     magnitude = bits & _MAGNITUDE
     exponent = (magnitude >> np.uint32(23)).astype(np.int64) - 127
-    result = rcp_table()[magnitude & _MANTISSA] - (exponent << 23)
+    result = rcp_of_mantissa(magnitude & _MANTISSA) - (exponent << 23)
     result = np.where((result < _MIN_NORMAL) | (magnitude == _INFINITY), 0, result)
     result = np.where(magnitude == 0, np.int64(_INFINITY), result).astype(np.uint32) | (bits & _SIGN)
     return np.where(magnitude > _INFINITY, F32_NAN, result)

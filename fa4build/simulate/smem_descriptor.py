@@ -170,6 +170,20 @@ def operand_units(desc: SmemDescriptor, rows: int, k_elems: int, elem_bytes: int
     return units + (desc.start - phase) // UNIT_BYTES
 
 
+@lru_cache(maxsize=1024)
+def _distinct_units(*key) -> NDArray[np.int64]:
+    units = np.unique(_unit_map(*key)[0])
+    units.flags.writeable = False
+    return units
+
+
+def distinct_units(desc: SmemDescriptor, rows: int, k_elems: int, elem_bytes: int, major: str) -> NDArray[np.int64]:
+    """`operand_units`, each once and in order."""
+    phase = desc.start % _PATTERN
+    key = (phase, desc.leading_bytes, desc.stride_bytes, desc.swizzle, rows, k_elems, elem_bytes, major)
+    return _distinct_units(*key) + (desc.start - phase) // UNIT_BYTES
+
+
 def load_matrix(
     smem: NDArray[np.uint8], desc: SmemDescriptor, rows: int, k_elems: int, elem_bytes: int, major: str
 ) -> NDArray:

@@ -16,7 +16,7 @@ from fa4build.simulate.gang import WARP
 from fa4build.simulate.memory import store_shared
 from fa4build.simulate.opcodes import system
 from fa4build.simulate.ptx.instructions import Address, Imm, Vector
-from fa4build.simulate.smem_descriptor import decode_instruction, decode_tcgen05, load_matrix, operand_units
+from fa4build.simulate.smem_descriptor import decode_instruction, decode_tcgen05, distinct_units, load_matrix
 from fa4build.simulate.system import Wait, active_warps, require_converged, uniform
 from fa4build.simulate.tensor_core import mma_tile
 
@@ -353,13 +353,9 @@ def _footprint(ctas, desc, a_desc, b_desc, blocks, keeps, from_tmem, group):
     """What an MMA touches: shared units and tensor-memory blocks (lanes, columns)."""
     reads: list = []
     for cta in ctas:
-        reads.append(
-            ("smem", cta, np.unique(operand_units(b_desc, desc.n // group, desc.k, desc.elem_bytes, desc.b_major)))
-        )
+        reads.append(("smem", cta, distinct_units(b_desc, desc.n // group, desc.k, desc.elem_bytes, desc.b_major)))
         if not from_tmem:
-            reads.append(
-                ("smem", cta, np.unique(operand_units(a_desc, desc.m // group, desc.k, desc.elem_bytes, desc.a_major)))
-            )
+            reads.append(("smem", cta, distinct_units(a_desc, desc.m // group, desc.k, desc.elem_bytes, desc.a_major)))
         else:
             reads.append(("tmem", cta, (0, desc.m // group, a_desc & 0xFFFF, 8)))
     cells = [("tmem", ctas[x.cta], (x.lane, x.num_rows, x.column, x.num_cols)) for x in blocks]
@@ -405,7 +401,7 @@ def _copy(b, ins, match):
                     ]
 
         op = AsyncOp(f"tcgen05.cp at line {b.line}", [work])
-        reads = [("smem", c, np.unique(operand_units(descriptor, rows, size, 1, "k"))) for c in ctas]
+        reads = [("smem", c, distinct_units(descriptor, rows, size, 1, "k")) for c in ctas]
         writes = [("tmem", c, (0, tmem.LANES, column, size // 4)) for c in ctas]
         warp = g.warps[lane // WARP]
         observe_issue(b, g, warp, op, "mma", reads, writes)

@@ -15,7 +15,7 @@ from fa4build.simulate.opcodes import system
 from fa4build.simulate.ptx.instructions import Imm, Vector
 from fa4build.simulate.registers import to_kind
 from fa4build.simulate.scheduler import RENDEZVOUS
-from fa4build.simulate.smem_descriptor import decode_wgmma, load_matrix, operand_units
+from fa4build.simulate.smem_descriptor import decode_wgmma, distinct_units, load_matrix
 from fa4build.simulate.system import Wait, active_warps, require_converged, uniform
 from fa4build.simulate.tensor_core import mma_tile
 
@@ -117,9 +117,9 @@ def _mma(b, ins, match):
     def observe(g, op, group: int, a_operand, descriptor) -> None:
         if g.cta.observer is None:
             return
-        reads = [("smem", g.cta, np.unique(operand_units(descriptor, n, k_elements, size, b_major)))]
+        reads = [("smem", g.cta, distinct_units(descriptor, n, k_elements, size, b_major))]
         if not from_registers:
-            reads.append(("smem", g.cta, np.unique(operand_units(a_operand, 64, k_elements, size, a_major))))
+            reads.append(("smem", g.cta, distinct_units(a_operand, 64, k_elements, size, a_major)))
         observe_issue(b, g, g.warps[4 * group], op, "wgmma", reads)
 
     def run(g, mask):

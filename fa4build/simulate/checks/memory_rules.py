@@ -27,26 +27,26 @@ class MemoryRules:
             return  # out of bounds: the access itself reports it
         bits = (((1 << size) - 1) << (offset & np.uint32(15)).astype(np.int64)).astype(np.uint16)
         slots = self._lane_slots(g, state, mask)
-        clock = state.clocks.g[slots]
-        if (state.barrier_bytes[rank][granule] & bits).any():
+        clock = state.clocks.g
+        if np.count_nonzero(state.barrier_bytes[rank][granule] & bits):
             what = "write to" if is_write else "read of"
             self.findings.error("R5", (site,), f"{self._place(g, site)}: generic {what} the bytes of an mbarrier")
         self._report_write_order(
-            g, state, shadow, granule, shadow.unordered_write(granule, bits, clock), site, is_write
+            g, state, shadow, granule, shadow.unordered_write(granule, bits, clock, slots), site, is_write
         )
         counts = state.clocks.now[slots]
         lanes = (g.tids if mask is None else g.tids[mask]).astype(np.int16) & 31
         self._note_lane_race(g, state, shadow, granule, bits, slots, lanes, site, is_write)
         if is_write:
-            bad = shadow.unordered_reads(granule, bits, clock)
-            if bad.any():
+            bad = shadow.unordered_reads(granule, bits, clock, slots)
+            if np.count_nonzero(bad):
                 first = int(np.flatnonzero(bad)[0])
-                self._report_read_order(g, state, shadow, int(granule[first]), clock[first], site)
+                self._report_read_order(g, state, shadow, int(granule[first]), clock[slots[first]], site)
             shadow.note_write(granule, bits, slots, counts, site, False)
             shadow.write_lane[granule], shadow.write_epoch[granule] = lanes, state.clocks.lane_epochs[slots]
             return
         missing = shadow.uninitialised(granule, bits)
-        if missing.any():
+        if np.count_nonzero(missing):
             where = 16 * int(granule[np.flatnonzero(missing)[0]])
             self.findings.error(
                 "R9",
@@ -62,7 +62,7 @@ class MemoryRules:
         # A granule holds words of several lanes: only a write of a whole granule tells which lane it was.
         whole = shadow.write_mask[granule] == bits
         racy = stale & whole & (shadow.write_lane[granule] != lanes) & (shadow.write_lane[granule] >= 0)
-        if racy.any():
+        if np.count_nonzero(racy):
             first = int(np.flatnonzero(racy)[0])
             where, verb = int(granule[first]), "overwrites" if is_write else "reads"
             self.findings.note(
@@ -84,7 +84,7 @@ class MemoryRules:
         return place(self.findings, g, site)
 
     def _report_write_order(self, g, state, shadow, where, bad, site: int, is_write: bool) -> None:
-        if not bad.any():
+        if not np.count_nonzero(bad):
             return
         granule = int(where[np.flatnonzero(bad)[0]])
         writer = state.clocks.names[shadow.writer[granule]]
@@ -99,7 +99,7 @@ class MemoryRules:
         )
 
     def _report_read_order(self, g, state, shadow, granule: int, clock, site: int) -> None:
-        reader = state.clocks.names[shadow.first_reader(granule, clock)]
+        reader = state.clocks.names[shadow.first_reader(granule, clock)[0]]
         other = int(shadow.read_site[granule])
         self.findings.error(
             "R2",
@@ -159,7 +159,7 @@ class MemoryRules:
         self._report_write_order(g, state, shadow, where, bad, site, False)
         self._check_proxy(g, shadow, where, bits, bad, clocks[1], site, "reads")
         missing = shadow.uninitialised(where, bits)
-        if missing.any():
+        if np.count_nonzero(missing):
             granule = int(where[np.flatnonzero(missing)[0]])
             self.findings.error(
                 "R9", (site,), f"{self._place(g, site)}: reads {g.cta.name_of(16 * granule)}, never written"
@@ -170,7 +170,7 @@ class MemoryRules:
     def _check_proxy(self, g, shadow, where, bits, already, p_clock, site: int, verb: str) -> None:
         """R4: ordered, but the generic write has no fence.proxy.async behind it."""
         hidden = shadow.unordered_write(where, bits, p_clock) & ~shadow.by_async[where] & ~already
-        if hidden.any():
+        if np.count_nonzero(hidden):
             granule = int(where[np.flatnonzero(hidden)[0]])
             other = int(shadow.write_site[granule])
             self.findings.error(
@@ -183,7 +183,7 @@ class MemoryRules:
 
     def _async_write(self, g, state, shadow, where, clocks, op, site: int, by_async: bool) -> None:
         bits = np.full(len(where), FULL)
-        if (state.barrier_bytes[g.cta.rank][where] & bits).any():
+        if np.count_nonzero(state.barrier_bytes[g.cta.rank][where] & bits):
             self.findings.error(
                 "R5", (site,), f"{self._place(g, site)}: an asynchronous write covers the bytes of an mbarrier"
             )
@@ -192,7 +192,7 @@ class MemoryRules:
         if by_async:
             self._check_proxy(g, shadow, where, bits, bad, clocks[1], site, "overwrites")
         late = shadow.unordered_reads(where, bits, clocks[0])
-        if late.any():
+        if np.count_nonzero(late):
             self._report_read_order(g, state, shadow, int(where[np.flatnonzero(late)[0]]), clocks[0], site)
         component, count = op.token
         shadow.note_write(where, bits, component, count, site, by_async)

@@ -92,19 +92,19 @@ class TensorRules:
         bits = np.full(len(where), FULL)
         written = shadow.unordered_write(where, bits, clock)
         read = shadow.unordered_reads(where, bits, clock)
-        if written.any():
+        if np.count_nonzero(written):
             granule = _first(where, written)
             user, other = int(shadow.writer[granule]), int(shadow.write_site[granule])
             self._report_free(g, state, "R6-free", granule, f"write by {state.clocks.names[user]}", other, site)
-        elif read.any():
+        elif np.count_nonzero(read):
             granule = _first(where, read)
-            user, other = shadow.first_reader(granule, clock), int(shadow.read_site[granule])
+            (user, _), other = shadow.first_reader(granule, clock), int(shadow.read_site[granule])
             self._report_free(g, state, "R6-free", granule, f"read by {state.clocks.names[user]}", other, site)
         else:
             self._check_loads(g, state, shadow, where, slot, (clock, None), site, "frees")
         shadow.initialised[where] = 0
         shadow.forget_reads(where)
-        shadow.writer[where] = -1
+        shadow.writer[where], shadow.written[where] = -1, 0
         shadow.loads[where] = 0
 
     def _report_free(self, g, state, rule: str, granule: int, use: str, other: int, site: int) -> None:
@@ -122,7 +122,7 @@ class TensorRules:
 
     def _check_written(self, g, shadow, where, site: int) -> None:
         missing = shadow.uninitialised(where, np.full(len(where), FULL))
-        if missing.any():
+        if np.count_nonzero(missing):
             granule = _first(where, missing)
             self.findings.error("R9", (site,), f"{self._place(g, site)}: reads {_name(granule)}, never written")
 
@@ -130,7 +130,7 @@ class TensorRules:
         """The last write comes first: complete (R1, R3), and fenced (R15)."""
         bits = np.full(len(where), FULL)
         late = shadow.unordered_write(where, bits, clock)
-        if late.any():
+        if np.count_nonzero(late):
             granule = _first(where, late)
             other = int(shadow.write_site[granule])
             self.findings.error(
@@ -142,7 +142,7 @@ class TensorRules:
             )
             return
         unfenced = shadow.unordered_write(where, bits, _fenced(state.clocks, slot))
-        if unfenced.any():
+        if np.count_nonzero(unfenced):
             granule = _first(where, unfenced)
             event = int(shadow.writer[granule]), int(shadow.written[granule])
             self._report_fence(g, state, granule, slot, event, int(shadow.write_site[granule]), site, verb)
@@ -151,14 +151,14 @@ class TensorRules:
         """Reads since the last write come first: over (R2), complete (R7w), and fenced (R15)."""
         bits, clocks = np.full(len(where), FULL), state.clocks
         late = shadow.unordered_reads(where, bits, clock)
-        if late.any():
+        if np.count_nonzero(late):
             granule = _first(where, late)
             other = int(shadow.read_site[granule])
             self.findings.error(
                 "R2",
                 (site, other),
                 f"{self._place(g, site)}: overwrites {_name(granule)} while the read by "
-                f"{clocks.names[shadow.first_reader(granule, clock)]} at {self.findings.line(other)} "
+                f"{clocks.names[shadow.first_reader(granule, clock)[0]]} at {self.findings.line(other)} "
                 "is not known to be over",
             )
             return
@@ -166,10 +166,9 @@ class TensorRules:
         self._check_loads(g, state, shadow, where, slot, (clock, fenced), site)
         fenced[: len(clocks.g)] = _ALWAYS  # how far a warp's program has come: R2 has seen to it
         unfenced = shadow.unordered_reads(where, bits, fenced)
-        if unfenced.any():
+        if np.count_nonzero(unfenced):
             granule = _first(where, unfenced)
-            reader = shadow.first_reader(granule, fenced)
-            event, other = (reader, int(shadow.reads[granule, reader])), int(shadow.read_site[granule])
+            event, other = shadow.first_reader(granule, fenced), int(shadow.read_site[granule])
             self._report_fence(g, state, granule, slot, event, other, site, "overwrites")
 
     def _check_loads(self, g, state, shadow, where, slot: int, clocks_of, site: int, verb: str = "overwrites") -> None:
@@ -179,7 +178,7 @@ class TensorRules:
         components = [_channel(state.clocks, "ld", int(loader)) for loader in loaders]
         clock, fenced = clocks_of
         weak = loads[:, loaders] > clock[components]
-        if weak.any():
+        if np.count_nonzero(weak):
             row, which = np.argwhere(weak)[0].tolist()
             granule = int(where[row])
             other, loader = int(shadow.load_site[granule]), state.clocks.names[components[which]]
@@ -194,7 +193,7 @@ class TensorRules:
         if fenced is None:
             return
         unfenced = loads[:, loaders] > fenced[components]
-        if unfenced.any():
+        if np.count_nonzero(unfenced):
             row, which = np.argwhere(unfenced)[0].tolist()
             granule, event = int(where[row]), (components[which], int(loads[row, loaders[which]]))
             self._report_fence(g, state, granule, slot, event, int(shadow.load_site[granule]), site, verb)
