@@ -325,20 +325,20 @@ class ForwardSm90Packed(ForwardSm90):
                 for i in cutlass.range_constexpr(len(PackedWork._fields)):
                     notice[i] = work[i]
             if (work.is_valid == 1) & (work.begin < work.end):
-                for group in cutlass.range_constexpr(self.roles.consumer_warpgroups):
-                    row_gather.gather_packed_rows(
-                        q,
-                        queries.tiles[None, None, group].iterator.toint(),
-                        work.m_block * self.roles.tile_m + group * ROWS_PER_WARPGROUP,
-                        work.seqlen_q * problem.group_size,
-                        work.first_query,
-                        work.kv_head * problem.group_size,
-                        problem.by_group_size,
-                        worker,
-                        GATHER_THREADS,
-                        ROWS_PER_WARPGROUP,
-                        self.head_dim,
-                    )
+                row_gather.gather_packed_rows(
+                    q,
+                    queries.tiles.iterator.toint(),
+                    work.m_block * self.roles.tile_m,
+                    work.seqlen_q * problem.group_size,
+                    work.first_query,
+                    work.kv_head * problem.group_size,
+                    problem.by_group_size,
+                    worker,
+                    GATHER_THREADS,
+                    self.roles.tile_m,
+                    self.head_dim,
+                    ROWS_PER_WARPGROUP,
+                )
                 arch.cp_async_commit_group()
                 arch.cp_async_wait_group(0)
                 arch.fence_proxy("async.shared", space="cta")

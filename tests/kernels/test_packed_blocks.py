@@ -113,6 +113,15 @@ def test_pieces_lie_where_the_copy_engine_puts_them(columns):
         assert piece_offset(row, column // 8, rows=rows, columns=columns) == address
 
 
+@pytest.mark.dsl
+def test_lanes_side_by_side_share_a_row():
+    """The multiplication that stands for a division, on its whole domain."""
+    from kernels_src.memory.row_gather import row_of_worker
+
+    for pieces in range(1, 33):
+        assert [row_of_worker(worker, pieces) for worker in range(1024)] == [worker // pieces for worker in range(1024)]
+
+
 def test_boxes_name_every_key_of_a_block_and_no_page_behind_the_last():
     """Keys that exist lie where the page table says; boxes beyond the end repeat the last one that holds a key."""
     for page_size, seqlen_k, tile_n in itertools.product((16, 48, 128), (0, 1, 16, 17, 200), (64, 112)):
