@@ -19,16 +19,16 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
-from kernels_src.integers import select
+from kernels_src.integers import ceil_div, maximum, select
 from kernels_src.masking.accumulator_mask import mask_columns
 from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL
 from kernels_src.masking.query_range import query_range
-from kernels_src.memory import epilogue_store, row_load, tile_reduce, tma_load
+from kernels_src.memory import epilogue_store, row_load, tile_reduce, tma_load, value_tail
 from kernels_src.mma import gradients, wgmma
 from kernels_src.pipelines import named_barriers
 from kernels_src.pipelines.arrive_counts import backward_arrive_counts
-from kernels_src.pipelines.ring import Cursor, Ring, release, wait_empty, wait_full
-from kernels_src.scheduling import turns
+from kernels_src.pipelines.ring import Cursor, release, wait_empty, wait_full
+from kernels_src.scheduling import packed_tiles, padded_tiles, turns
 from kernels_src.scheduling.work_tile import decode_head
 from kernels_src.softmax import recomputed
 from kernels_src.softmax.online_softmax import LOG2_E
@@ -39,11 +39,16 @@ CONSUMERS = 2
 TILE_N = CONSUMERS * ROWS_PER_WARPGROUP
 COPY_WARP, FIRST_STORING_WARP = 0, 1
 WHOLE, ONLY_DV, ALL_BUT_DV = "whole", "only_dv", "all_but_dv"
+TAIL_WARP = 3
+DENSE, VARLEN = "dense", "varlen"
+PIECE = 8  # elements of a 16-byte store
+NOTHING, ZEROS, WORK = 0, 1, 2
 NEVER = 1 << 30
 
 
 class Problem(NamedTuple):
-    """Scalars of a launch that every role reads. The last two are None without a soft cap."""
+    """What every role reads of a launch. softcap_log2, cap_factor: None without a soft cap. lengths: (cu_seqlens_q,
+    cu_seqlens_k, seqused_q, seqused_k) of packed sequences, whose own lengths a Tile has; else None."""
 
     softmax_scale: object
     window_left: object
@@ -56,14 +61,24 @@ class Problem(NamedTuple):
     by_heads: object
     softcap_log2: object
     cap_factor: object
+    num_heads_kv: object
+    lengths: object
 
 
 class Tile(NamedTuple):
-    """The work of a CTA."""
+    """The work of a CTA. The last four of packed sequences only: where the sequence starts in q, in k and in the
+    workspaces; state: NOTHING, ZEROS (keys without queries) or WORK.
+    """
 
     n_block: object
     kv_head: object
     batch: object
+    seqlen_q: object
+    seqlen_k: object
+    first_query: object = None
+    first_key: object = None
+    first_row: object = None
+    state: object = None
 
 
 class Shared(NamedTuple):
@@ -77,6 +92,18 @@ class Shared(NamedTuple):
     dpsum: object
     dscores: object
     dq: object
+    notice: object
+
+
+class TileRing(NamedTuple):
+    """As pipelines.ring.Ring. landed: what the copy engine completes. Packed sequences: the warp that ends tiles then
+    completes `full`; else it is the same.
+    """
+
+    tiles: object
+    full: object
+    empty: object
+    landed: object
 
 
 class Consumer(NamedTuple):
@@ -128,6 +155,7 @@ class BackwardSm90:
         head_dim, head_dim_v: multiples of 32, at most 256.
         mask: "full", "causal" or "local".
         deterministic: dQ is summed in a fixed order.
+        layout: "dense", or "varlen" for packed sequences.
         tile_m: query rows of a tile, 64 or 128. 64: the consumers split the columns of dQ, else its rows.
         q_stages, dout_stages: tiles of Q and of dO in flight. dscores_stages: 1 or 2; with 1 the consumers meet twice a
             tile.
@@ -158,9 +186,10 @@ class BackwardSm90:
         part: str = WHOLE,
         consumer_registers: int = 240,
         producer_registers: int = 24,
+        layout: str = DENSE,
     ):
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
-        self.deterministic = deterministic
+        self.deterministic, self.is_packed = deterministic, layout == VARLEN
         self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
         self.dscores_stages, self.overlaps_dk = dscores_stages, overlaps_dk
         self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
@@ -191,15 +220,20 @@ class BackwardSm90:
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        seqused_q=None,
+        seqused_k=None,
         softcap=None,
         stream,
     ):
         """Launches the kernel. Arguments: docs/formats.md section 1."""
-        q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows = (
-            _permuted(t, (1, 3, 2, 0)) for t in (q, k, v, dout, dk, dv)
-        )
-        dq_rows = _permuted(dq_accum, (2, 3, 1, 0))
-        lse_rows, dpsum_rows, semaphores = (_permuted(t, (2, 1, 0)) for t in (lse_log2, dpsum, dq_semaphore))
+        by_row, by_head, per_row = (1, 3, 2, 0), (2, 3, 1, 0), (2, 1, 0)
+        if const_expr(self.is_packed):
+            by_row, by_head, per_row = (0, 2, 1), (1, 2, 0), (1, 0)
+        q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows = (_permuted(t, by_row) for t in (q, k, v, dout, dk, dv))
+        dq_rows = _permuted(dq_accum, by_head)
+        lse_rows, dpsum_rows, semaphores = (_permuted(t, per_row) for t in (lse_log2, dpsum, dq_semaphore))
         d, dv_columns = self.head_dim, self.head_dim_v
         q_layout, dout_layout, k_layout, v_layout = (
             cute.select(gradients.rows_layout(self.dtype, rows, columns, 1, parts), mode=[0, 1])
@@ -221,22 +255,32 @@ class BackwardSm90:
             *epilogue_store.make_tile_store(dv_rows, v_layout, (TILE_N, dv_columns)),
             *tile_reduce.make_tile_reduce(dq_rows, cute.select(self._dq_layout(), mode=[0, 1]), self._dq_tile()),
         )
-        num_n_blocks, num_heads_kv, batch = cute.ceil_div(k.shape[1], TILE_N), k.shape[2], k.shape[0]
+        num_heads_kv, lengths = k.shape[-2], None
+        if const_expr(self.is_packed):
+            lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+            num_n_blocks = packed_tiles.max_tiles(k.shape[0], cu_seqlens_k.shape[0] - 1, TILE_N)
+            num_tiles = num_n_blocks * num_heads_kv
+        else:
+            num_n_blocks = cute.ceil_div(k.shape[1], TILE_N)
+            num_tiles = num_n_blocks * num_heads_kv * k.shape[0]
         problem = Problem(
             softmax_scale=softmax_scale,
             softcap_log2=None if const_expr(softcap is None) else softcap * LOG2_E,
             cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
             window_left=window_left,
             window_right=window_right,
-            seqlen_q=q.shape[1],
-            seqlen_k=k.shape[1],
-            group_size=q.shape[2] // num_heads_kv,
-            num_n_blocks=num_n_blocks,
-            by_n_blocks=cute.FastDivmodDivisorV2(num_n_blocks),
-            by_heads=cute.FastDivmodDivisorV2(num_heads_kv),
+            seqlen_q=None if const_expr(self.is_packed) else q.shape[1],
+            seqlen_k=None if const_expr(self.is_packed) else k.shape[1],
+            group_size=q.shape[-2] // num_heads_kv,
+            num_n_blocks=None if const_expr(self.is_packed) else num_n_blocks,
+            by_n_blocks=None if const_expr(self.is_packed) else cute.FastDivmodDivisorV2(num_n_blocks),
+            by_heads=None if const_expr(self.is_packed) else cute.FastDivmodDivisorV2(num_heads_kv),
+            num_heads_kv=num_heads_kv if const_expr(self.is_packed) else None,
+            lengths=lengths,
         )
-        self.kernel(*loads, *stores, lse_rows, dpsum_rows, semaphores, problem).launch(
-            grid=(num_n_blocks * num_heads_kv * batch, 1, 1),
+        rows = (dk_rows, dv_rows) if const_expr(self.is_packed) else None
+        self.kernel(*loads, *stores, lse_rows, dpsum_rows, semaphores, rows, problem).launch(
+            grid=(num_tiles, 1, 1),
             block=(self.roles.threads, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
@@ -269,11 +313,15 @@ class BackwardSm90:
         lse: cute.Tensor,
         dpsum: cute.Tensor,
         semaphores: cute.Tensor,
+        rows,
         problem: Problem,
     ):
         """Device entry: sets up shared memory and barriers, then every warp takes its role."""
         warp = arch.warp_idx()
         shared = self._allocate_shared()
+        if const_expr(self.is_packed):
+            if warp == COPY_WARP:
+                self._post_tile(shared.notice, problem)
         if warp == 0:
             for atom in (load_q, load_dout, load_k, load_v, store_dk, store_dv, reduce_dq):
                 cpasync.prefetch_descriptor(atom)
@@ -284,29 +332,48 @@ class BackwardSm90:
                     (shared.keys, 1),
                     (shared.values, 1 if self.has_dk else 0),
                 ):
+                    if const_expr(self.is_packed):
+                        for stage in cutlass.range_constexpr(stages):
+                            arch.mbarrier_init(ring.landed + stage, self.counts.tile_full)
                     for stage in cutlass.range_constexpr(stages):
                         arch.mbarrier_init(ring.full + stage, self.counts.tile_full)
                         arch.mbarrier_init(ring.empty + stage, self.counts.tile_empty)
         arch.mbarrier_init_fence()
         arch.sync_threads()
         group = arch.make_warp_uniform(warp // 4)
-        tile = self._tile(problem)
+        tile = self._posted_tile(shared.notice) if const_expr(self.is_packed) else self._tile(problem)
         if group == 0:
             arch.setmaxregister_decrease(self.roles.producer_registers)
-            if warp == COPY_WARP:
-                self._load_tiles(load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem)
-            elif const_expr(self.has_dk):
-                if warp < FIRST_STORING_WARP + CONSUMERS:
-                    self._add_query_gradients(
-                        reduce_dq, dq, semaphores, shared, tile, problem, warp - FIRST_STORING_WARP
+            if self._is_working(tile):
+                if warp == COPY_WARP:
+                    self._load_tiles(
+                        load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem
                     )
+                elif const_expr(self.has_dk):
+                    if warp < FIRST_STORING_WARP + CONSUMERS:
+                        self._add_query_gradients(
+                            reduce_dq, dq, semaphores, shared, tile, problem, warp - FIRST_STORING_WARP
+                        )
+                if const_expr(self.is_packed):
+                    if warp == TAIL_WARP:
+                        self._end_tiles(shared, tile, problem)
         else:
             arch.setmaxregister_increase(self.roles.consumer_registers)
-            self._compute(store_dk, dk, store_dv, dv, shared, tile, problem, group - 1)
+            if self._is_working(tile):
+                self._compute(store_dk, dk, store_dv, dv, rows, shared, tile, problem, group - 1)
+            if const_expr(self.is_packed):
+                if tile.state == ZEROS:
+                    self._write_zeros(rows, tile)
+
+    def _is_working(self, tile: Tile):
+        """Dense CTAs always are."""
+        return tile.state == WORK if self.is_packed else True
 
     def _allocate_shared(self) -> Shared:
         shared = memory.SmemAllocator()
-        barriers = shared.allocate_array(Int64, 2 * (self.q_stages + self.dout_stages + 2))
+        kinds = 3 if self.is_packed else 2
+        barriers = shared.allocate_array(Int64, kinds * (self.q_stages + self.dout_stages + 2))
+        notice = shared.allocate_array(Int32, len(Tile._fields)) if self.is_packed else None
         rings = []
         for rows, columns, stages, parts in (
             (self.tile_m, self.head_dim, self.q_stages, 1),
@@ -318,37 +385,78 @@ class BackwardSm90:
             if const_expr(stages > 0):
                 layout = gradients.rows_layout(self.dtype, rows, columns, stages, parts)
                 tiles = _allocate(shared, self.dtype, layout)
-            rings.append(Ring(tiles, barriers, barriers + stages))
-            barriers = barriers + 2 * stages
+            rings.append(self._ring(tiles, barriers, stages))
+            barriers = barriers + kinds * stages
         statistics = []
         for stages in (self.q_stages, self.dout_stages):
             layout = cute.make_layout((self.tile_m, stages))
             statistics.append(shared.allocate_tensor(Float32, layout, byte_alignment=128))
         if const_expr(not self.has_dk):
-            return Shared(*rings, *statistics, None, None)
+            return Shared(*rings, *statistics, None, None, notice)
         dscores = _allocate(
             shared, self.dtype, gradients.rows_layout(self.dtype, TILE_N, self.tile_m, self.dscores_stages)
         )
-        return Shared(*rings, *statistics, dscores, _allocate(shared, Float32, self._dq_layout()))
+        return Shared(*rings, *statistics, dscores, _allocate(shared, Float32, self._dq_layout()), notice)
+
+    def _ring(self, tiles, barriers, stages: int):
+        landed = barriers + 2 * stages if self.is_packed else barriers
+        return TileRing(tiles, barriers, barriers + stages, landed)
 
     def _tile(self, problem: Problem) -> Tile:
         head_batch, n_block = divmod(arch.block_idx()[0], problem.by_n_blocks)
         if self.deterministic and turns.starts_with_last_keys(self.mask):
             n_block = problem.num_n_blocks - 1 - n_block
         kv_head, batch = decode_head(head_batch, problem.by_heads)
-        return Tile(n_block, kv_head, batch)
+        return Tile(n_block, kv_head, batch, problem.seqlen_q, problem.seqlen_k)
 
-    def _range(self, n_block, problem: Problem):
+    @cute.jit
+    def _post_tile(self, notice, problem: Problem):
+        """Finds the tile of this CTA among packed sequences, and leaves it in shared memory: the roles have too few
+        registers to search. Tiles of keys of a head are neighbours."""
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = problem.lengths
+        is_valid, sequence, rest = packed_tiles.find_sequence(
+            arch.block_idx()[0], cu_seqlens_k, seqused_k, cu_seqlens_k.shape[0] - 1, 1, problem.num_heads_kv, TILE_N
+        )
+        seqlen_q = packed_tiles.sequence_length(cu_seqlens_q, seqused_q, sequence)
+        seqlen_k = packed_tiles.sequence_length(cu_seqlens_k, seqused_k, sequence)
+        num_n_blocks = maximum(ceil_div(seqlen_k, TILE_N), 1)
+        kv_head = rest // num_n_blocks
+        n_block = rest - kv_head * num_n_blocks
+        if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
+            n_block = num_n_blocks - 1 - n_block
+        first_query = cu_seqlens_q[sequence]
+        first_row = padded_tiles.first_tile(first_query, sequence) * padded_tiles.TILE
+        state = select(is_valid, select(seqlen_q > 0, WORK, ZEROS), NOTHING)
+        values = (n_block, kv_head, 0, seqlen_q, seqlen_k, first_query, cu_seqlens_k[sequence], first_row, state)
+        with arch.elect_one():
+            for i in cutlass.range_constexpr(len(values)):
+                notice[i] = Int32(values[i])
+
+    def _posted_tile(self, notice) -> Tile:
+        return Tile(*[arch.make_warp_uniform(notice[i]) for i in range(len(Tile._fields))])
+
+    def _range(self, tile: Tile, problem: Problem):
         return query_range(
-            n_block,
+            tile.n_block,
             tile_m=self.tile_m,
             tile_n=TILE_N,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
+            seqlen_q=tile.seqlen_q,
+            seqlen_k=tile.seqlen_k,
             mask=self.mask,
             window_left=problem.window_left,
             window_right=problem.window_right,
         )
+
+    def _rows_of(self, tensor, head, tile: Tile, first_row):
+        """Rows and columns of one head of a sequence, which starts at `first_row` of packed ones."""
+        if self.is_packed:
+            return cute.domain_offset((first_row, 0), tensor[None, None, head])
+        return tensor[None, None, head, tile.batch]
+
+    def _per_row(self, statistics, head, tile: Tile):
+        if self.is_packed:
+            return cute.domain_offset((tile.first_row,), statistics[None, head])
+        return statistics[None, head, tile.batch]
 
     def _bytes(self, rows: int, columns: int) -> int:
         return rows * columns * self.dtype.width // 8
@@ -358,19 +466,27 @@ class BackwardSm90:
     @cute.jit
     def _load_tiles(self, load_q, q, load_dout, dout, load_k, k, load_v, v, lse, dpsum, shared, tile, problem):
         """Loads K and V once, then streams Q with its LSE and dO with its row sums as far ahead as the rings allow."""
-        tiles = self._range(tile.n_block, problem)
-        k_tiles = cute.local_tile(k[None, None, tile.kv_head, tile.batch], (TILE_N, self.head_dim), (None, 0))
-        v_tiles = cute.local_tile(v[None, None, tile.kv_head, tile.batch], (TILE_N, self.head_dim_v), (None, 0))
+        tiles = self._range(tile, problem)
+        k_tiles = cute.local_tile(
+            self._rows_of(k, tile.kv_head, tile, tile.first_key), (TILE_N, self.head_dim), (None, 0)
+        )
+        v_tiles = cute.local_tile(
+            self._rows_of(v, tile.kv_head, tile, tile.first_key), (TILE_N, self.head_dim_v), (None, 0)
+        )
         self._load_once(load_k, k_tiles, shared.keys, tile.n_block, self.head_dim)
         q_at, dout_at = Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0))
         for member in cutlass.range(problem.group_size, unroll=1):
             head = tile.kv_head * problem.group_size + member
-            q_tiles = cute.local_tile(q[None, None, head, tile.batch], (self.tile_m, self.head_dim), (None, 0))
-            dout_tiles = cute.local_tile(dout[None, None, head, tile.batch], (self.tile_m, self.head_dim_v), (None, 0))
+            q_tiles = cute.local_tile(
+                self._rows_of(q, head, tile, tile.first_query), (self.tile_m, self.head_dim), (None, 0)
+            )
+            dout_tiles = cute.local_tile(
+                self._rows_of(dout, head, tile, tile.first_query), (self.tile_m, self.head_dim_v), (None, 0)
+            )
             q_to, q_from = tma_load.partition_load(load_q, shared.queries.tiles, q_tiles)
             dout_to, dout_from = tma_load.partition_load(load_dout, shared.douts.tiles, dout_tiles)
-            lse_tiles = cute.local_tile(lse[None, head, tile.batch], (self.tile_m,), (None,))
-            dpsum_tiles = cute.local_tile(dpsum[None, head, tile.batch], (self.tile_m,), (None,))
+            lse_tiles = cute.local_tile(self._per_row(lse, head, tile), (self.tile_m,), (None,))
+            dpsum_tiles = cute.local_tile(self._per_row(dpsum, head, tile), (self.tile_m,), (None,))
             for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
                 m_block = tiles.begin + i
                 q_at = self._load_block(
@@ -393,34 +509,78 @@ class BackwardSm90:
                 )
 
     @cute.jit
-    def _load_once(self, atom, tiles, ring: Ring, block, columns: cutlass.Constexpr[int]):
+    def _load_once(self, atom, tiles, ring: TileRing, block, columns: cutlass.Constexpr[int]):
         to, source = tma_load.partition_load(atom, ring.tiles, tiles)
-        tma_load.expect_bytes(ring.full, self._bytes(TILE_N, columns))
-        tma_load.start_load(atom, source[None, block], to[None, 0], ring.full)
+        tma_load.expect_bytes(ring.landed, self._bytes(TILE_N, columns))
+        tma_load.start_load(atom, source[None, block], to[None, 0], ring.landed)
 
-    def _load_block(self, atom, source, to, statistics, statistics_to, ring: Ring, at: Cursor, block, stages: int):
+    def _load_block(self, atom, source, to, statistics, statistics_to, ring: TileRing, at: Cursor, block, stages: int):
         """Fills the next stage of a ring with one tile and its row statistics; returns the cursor after it."""
         wait_empty(ring, at)
         columns = cute.size(ring.tiles, mode=[1])
         num_bytes = self._bytes(self.tile_m, columns) + self.tile_m * Float32.width // 8
-        tma_load.expect_bytes(ring.full + at.stage, num_bytes)
-        tma_load.start_load(atom, source[None, block], to[None, at.stage], ring.full + at.stage)
-        row_load.start_row_load(statistics[None, block], statistics_to[None, at.stage], ring.full + at.stage)
+        landed = ring.landed + at.stage
+        tma_load.expect_bytes(landed, num_bytes)
+        tma_load.start_load(atom, source[None, block], to[None, at.stage], landed)
+        row_load.start_row_load(statistics[None, block], statistics_to[None, at.stage], landed)
         return at.next(stages)
+
+    # --- rows behind a sequence ---------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _end_tiles(self, shared: Shared, tile: Tile, problem: Problem):
+        """Zeros to rows of K, Q, V and dO behind the sequence, which belong to another, in the order of the loads."""
+        tiles = self._range(tile, problem)
+        keys = tile.seqlen_k - tile.n_block * TILE_N
+        self._end_tile(shared.keys, Cursor(Int32(0), Int32(0)), keys, TILE_N, self.head_dim, self.key_parts)
+        q_at, dout_at = Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0))
+        for member in cutlass.range(problem.group_size, unroll=1):
+            for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
+                queries = tile.seqlen_q - (tiles.begin + i) * self.tile_m
+                self._end_tile(shared.queries, q_at, queries, self.tile_m, self.head_dim, 1)
+                q_at = q_at.next(self.q_stages)
+                if const_expr(self.has_dk):
+                    if (member == 0) & (i == 0):
+                        self._end_tile(shared.values, Cursor(Int32(0), Int32(0)), keys, TILE_N, self.head_dim_v, 1)
+                self._end_tile(shared.douts, dout_at, queries, self.tile_m, self.head_dim_v, 1)
+                dout_at = dout_at.next(self.dout_stages)
+
+    @cute.jit
+    def _end_tile(
+        self,
+        ring,
+        at: Cursor,
+        rows,
+        tile_rows: cutlass.Constexpr[int],
+        columns: cutlass.Constexpr[int],
+        parts: cutlass.Constexpr[int],
+    ):
+        """Zeros to rows `rows` .. of a tile, and the arrival that hands it on. parts: of its columns, one behind the
+        other."""
+        arch.mbarrier_wait(ring.landed + at.stage, at.phase)
+        if rows < tile_rows:
+            address = ring.tiles.iterator.toint() + at.stage * self._bytes(tile_rows, columns)
+            for part in cutlass.range_constexpr(parts):
+                start = address + part * self._bytes(tile_rows, columns // parts)
+                value_tail.zero_rows(start, maximum(rows, 0), arch.lane_idx(), tile_rows, columns // parts, 32)
+            arch.fence_proxy("async.shared", space="cta")
+        arch.sync_warp()
+        with arch.elect_one():
+            arch.mbarrier_arrive(ring.full + at.stage)
 
     # --- storing warps ------------------------------------------------------------------------------------------------
 
     @cute.jit
     def _add_query_gradients(self, reduce_dq, dq, semaphores, shared, tile, problem, group):
         """The storing warp of one consumer: adds its part of every dQ tile to the accumulator."""
-        tiles = self._range(tile.n_block, problem)
+        tiles = self._range(tile, problem)
         source = shared.dq[None, None, group]
         is_adding = self._is_adding(tile, problem)
         for member in cutlass.range(problem.group_size, unroll=1):
             head = tile.kv_head * problem.group_size + member
-            parts = cute.local_tile(dq[None, None, head, tile.batch], self._dq_tile(), (None, None))
+            parts = cute.local_tile(self._rows_of(dq, head, tile, tile.first_row), self._dq_tile(), (None, None))
             chunks = self.dq_columns // self.dq_chunk
-            counters = semaphores[None, head, tile.batch].iterator
+            counters = self._counters(semaphores, head, tile)
             for i in cutlass.range(tiles.end - tiles.begin, unroll=1):
                 m_block = tiles.begin + i
                 for chunk in cutlass.range_constexpr(chunks):
@@ -443,6 +603,12 @@ class BackwardSm90:
                         else:
                             epilogue_store.wait_until_read()
 
+    def _counters(self, semaphores, head, tile: Tile):
+        """The counters of a head's tiles of queries."""
+        if self.is_packed:
+            return semaphores[None, head].iterator + tile.first_row // turns.QUERIES_PER_COUNTER
+        return semaphores[None, head, tile.batch].iterator
+
     def _is_adding(self, tile: Tile, problem: Problem):
         """Whether this CTA adds to dQ at all. Without an order, adding zeros does no harm."""
         if not self.deterministic:
@@ -450,8 +616,8 @@ class BackwardSm90:
         return turns.is_seen(
             tile.n_block,
             tile_n=TILE_N,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
+            seqlen_q=tile.seqlen_q,
+            seqlen_k=tile.seqlen_k,
             mask=self.mask,
             window_left=problem.window_left,
             window_right=problem.window_right,
@@ -462,8 +628,8 @@ class BackwardSm90:
             tile.n_block,
             counter,
             tile_n=TILE_N,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
+            seqlen_q=tile.seqlen_q,
+            seqlen_k=tile.seqlen_k,
             mask=self.mask,
             window_right=problem.window_right,
         )
@@ -477,14 +643,14 @@ class BackwardSm90:
     # --- consumers ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _compute(self, store_dk, dk, store_dv, dv, shared, tile, problem, group):
+    def _compute(self, store_dk, dk, store_dv, dv, rows, shared, tile, problem, group):
         """A consumer warpgroup: dK and dV of its 64 keys, and its part of every dQ tile."""
         work = self._consumer(shared, problem, group)
         if const_expr(self.has_dk):
             work.dk.fill(0.0)
         if const_expr(self.has_dv):
             work.dv.fill(0.0)
-        tiles = self._range(tile.n_block, problem)
+        tiles = self._range(tile, problem)
         limits = self._limits(work, tile, problem)
         at = At(Cursor(Int32(0), Int32(0)), Cursor(Int32(0), Int32(0)), Int32(0), cutlass.Boolean(False))
         wait_full(shared.keys, Cursor(0, 0))
@@ -497,7 +663,7 @@ class BackwardSm90:
                 for i in cutlass.range(tiles.end - tiles.inner_end, unroll=1):
                     at = self._step(work, shared, at, limits, tiles.inner_end + i, True, True)
         warpgroup.wait_group(0)
-        self._write(work, store_dk, dk, store_dv, dv, shared, tile, problem)
+        self._write(work, store_dk, dk, store_dv, dv, rows, shared, tile, problem)
 
     def _consumer(self, shared: Shared, problem: Problem, group) -> Consumer:
         """Fragments and registers of consumer `group`; None for what this part does not compute."""
@@ -684,18 +850,18 @@ class BackwardSm90:
         column = wgmma.column_of_thread(work.thread)
         begins, ends = [], []
         for key in (first_key, first_key + 8):
-            meets = key - (problem.seqlen_k - problem.seqlen_q)
+            meets = key - (tile.seqlen_k - tile.seqlen_q)
             begin = Int32(-NEVER)
             if self.mask == CAUSAL:
                 begin = meets
             elif self.mask == LOCAL:
                 begin = meets - problem.window_right
                 ends.append(meets + problem.window_left + 1 - column)
-            begins.append(select(key >= problem.seqlen_k, NEVER, begin) - column)
+            begins.append(select(key >= tile.seqlen_k, NEVER, begin) - column)
         return tuple(begins), tuple(ends)
 
     @cute.jit
-    def _write(self, work: Consumer, store_dk, dk, store_dv, dv, shared: Shared, tile, problem):
+    def _write(self, work: Consumer, store_dk, dk, store_dv, dv, rows, shared: Shared, tile, problem):
         """Scales dK and stores dK and dV through the shared memory of K and V (dV alone: of K)."""
         parts = []
         if const_expr(self.has_dv):
@@ -711,13 +877,40 @@ class BackwardSm90:
             epilogue_store.write_tile(mma, accumulator, own, self.dtype, work.thread)
         arch.fence_proxy("async.shared", space="cta")
         self._meet()
-        if arch.warp_idx() == THREADS_PER_WARPGROUP // 32:
+        if const_expr(self.is_packed):
+            for _, _, whole, _, gradient in parts:
+                self._write_rows(rows[0] if gradient is dk else rows[1], whole, tile)
+        elif arch.warp_idx() == THREADS_PER_WARPGROUP // 32:
             for _, _, whole, atom, gradient in parts:
                 tiles = cute.local_tile(
                     gradient[None, None, tile.kv_head, tile.batch], (TILE_N, cute.size(whole, mode=[1])), (None, 0)
                 )
                 epilogue_store.store_tile(atom, whole, tiles[None, None, tile.n_block])
             epilogue_store.wait_until_read()
+
+    @cute.jit
+    def _write_rows(self, gradient, whole, tile: Tile):
+        """Rows of a tile in shared memory to those keys of the gradient that exist, 16 bytes a store; None: zeros."""
+        pieces = gradient.shape[1] // PIECE
+        target = self._rows_of(gradient, tile.kv_head, tile, tile.first_key)
+        thread = arch.thread_idx()[0] - THREADS_PER_WARPGROUP
+        for i in cutlass.range(TILE_N * pieces // (CONSUMERS * THREADS_PER_WARPGROUP), unroll=1):
+            index = i * (CONSUMERS * THREADS_PER_WARPGROUP) + thread
+            row, piece = index // pieces, index % pieces
+            key = tile.n_block * TILE_N + row
+            if key < tile.seqlen_k:
+                values = cute.make_rmem_tensor((PIECE,), self.dtype)
+                if const_expr(whole is None):
+                    values.fill(0)
+                else:
+                    cute.autovec_copy(cute.local_tile(whole[row, None], (PIECE,), (piece,)), values)
+                cute.autovec_copy(values, cute.local_tile(target[key, None], (PIECE,), (piece,)))
+
+    def _write_zeros(self, rows, tile: Tile) -> None:
+        """dK and dV of keys whose sequence has no queries."""
+        for gradient, is_mine in zip(rows, (self.has_dk, self.has_dv)):
+            if is_mine:
+                self._write_rows(gradient, None, tile)
 
     def _values_in_keys(self, shared: Shared):
         """A tile of dV over the memory of K."""
@@ -790,6 +983,10 @@ class BackwardSm90InTwo:
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        seqused_q=None,
+        seqused_k=None,
         softcap=None,
         stream,
     ):
@@ -810,6 +1007,10 @@ class BackwardSm90InTwo:
                 window_left=window_left,
                 window_right=window_right,
                 num_sms=num_sms,
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_k=cu_seqlens_k,
+                seqused_q=seqused_q,
+                seqused_k=seqused_k,
                 softcap=softcap,
                 stream=stream,
             )
