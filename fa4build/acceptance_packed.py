@@ -146,11 +146,13 @@ _PACKED = (
         name="many-empty",
         seqlens_q=sparse_lengths({0: 1, 31: 2, 32: 130, 33: 1, 64: 3, 69: 1}, _MANY),
         seqlens_k=sparse_lengths({0: 3, 31: 40, 32: 5, 33: 129, 64: 1, 69: 2}, _MANY),
+        num_splits=2,
     ),
     PackedCase(
         name="very-many-empty",
         seqlens_q=sparse_lengths({127: 1, 128: 2, 255: 3, 256: 2, 259: 1}, _VERY_MANY),
         seqlens_k=sparse_lengths({127: 3, 128: 4, 255: 1, 259: 2}, _VERY_MANY),
+        num_splits=1,
         num_runs=1,
     ),
     PackedCase(
@@ -199,12 +201,14 @@ _PAGED = (
         name="many-empty",
         seqlens_q=sparse_lengths({0: 1, 32: 2, 63: 3, 64: 1, 69: 1}, _MANY),
         seqlens_k=sparse_lengths({0: 3, 32: 40, 33: 20, 63: 1, 69: 130}, _MANY),
+        num_splits=2,
     ),
     PackedCase(
         name="very-many-empty",
         seqlens_q=sparse_lengths({127: 1, 128: 2, 255: 3, 256: 2, 259: 1}, _VERY_MANY),
         seqlens_k=sparse_lengths({127: 3, 128: 4, 255: 1, 259: 2}, _VERY_MANY),
         page_size=16,
+        num_splits=1,
         num_runs=1,
     ),
     PackedCase(name="group-of-five", seqlens_q=(33, 1), seqlens_k=(65, 90), num_heads_q=5, num_heads_kv=1),

@@ -184,19 +184,14 @@ def forward_plan(kernel, dtype="bf16"):
 
 
 def entry_axes(variant_id):
-    """The axes of a dense variant from its id, as the builder's manifest lists them."""
+    """The axes of a variant from its id, as the builder's manifest lists them."""
     op, _arch, dtype, head_dim, *fields = variant_id.split("-")
-    mask = fields[0] if fields else "full"
+    mask = next((name for name in ("causal", "local") if name in fields), "full")
+    layout = next((name for name in ("varlen", "paged") if name in fields), "dense")
     dims = [int(x) for x in head_dim.removeprefix("hd").split("x")]
-    axes = {"dtype": dtype, "head_dim": dims[0], "head_dim_v": dims[-1], "mask": mask, "layout": "dense"}
-    axes |= {
-        "split": False,
-        "cta_group": 1,
-        "deterministic": "deterministic" in fields,
-        "softcap": False,
-        "sink": False,
-    }
-    return op, axes
+    axes = {"dtype": dtype, "head_dim": dims[0], "head_dim_v": dims[-1], "mask": mask, "layout": layout}
+    axes |= {name: name in fields for name in ("split", "deterministic", "softcap", "sink")}
+    return op, axes | {"cta_group": 1}
 
 
 def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None, plan=None, cubin=None):

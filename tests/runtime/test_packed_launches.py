@@ -1,0 +1,91 @@
+"""Contract: calls over packed sequences, pages and split keys reach real kernels through the launcher.
+
+Kernels compiled here; the launcher encodes their parameters for a stand-in driver, and the PTX simulator executes what
+arrives there, on CPU tensors. What the kernels compute is the acceptance sets' business; here it is that every list,
+also one without elements, arrives where its kernel looks for it. Tolerance: bf16 rounding.
+"""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.dsl
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+import fa4_kernels  # noqa: E402
+from fa4_kernels import loader  # noqa: E402
+
+from tests.runtime.simulated import SimulatedRuntime, compile_variants  # noqa: E402
+from tests.runtime.test_packed import attention, close, drawn, ints  # noqa: E402
+
+IDS = (
+    "fwd-sm90a-bf16-hd64-causal-varlen",
+    "fwd-sm90a-bf16-hd64-full-paged-split",
+    "fwd_combine-sm90a-bf16-hd64",
+    "fwd-sm90a-bf16-hd64-full-sink",
+    "bwd_preprocess-sm90a-bf16-hd64",
+    "bwd-sm90a-bf16-hd64-full",
+    "bwd_postprocess-sm90a-bf16-hd64",
+)
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory):
+    return compile_variants(IDS, tmp_path_factory.mktemp("compile"))
+
+
+@pytest.fixture
+def runtime(launcher, fake, tmp_path, cubins):
+    made = SimulatedRuntime(cubins, tmp_path, fake)
+    loader.use_runtime(made)
+    yield made
+    loader.use_runtime(None)
+
+
+def names(runtime):
+    return [
+        name.removesuffix("_0").replace("_", "-").replace("fwd-combine", "fwd_combine") for name in runtime.launched
+    ]
+
+
+@pytest.mark.parametrize("used", [None, (3, 0, 20)], ids=["whole", "used"])
+def test_packed_sequences(runtime, used):
+    """Three sequences, the second without queries; with and without a list of used lengths."""
+    q, k, v = (drawn(n, h, 64, seed=h + n) for n, h in ((25, 2), (40, 1), (40, 1)))
+    lists = {} if used is None else {"seqused_q": ints(*used)}
+    out, _ = fa4_kernels.flash_attn_varlen_func(q, k, v, ints(0, 5, 5, 25), ints(0, 9, 12, 40), causal=True, **lists)
+
+    for rows, keys, length in ((slice(0, 5), slice(0, 9), 0), (slice(5, 25), slice(12, 40), 2)):
+        cut = slice(rows.start, rows.stop if used is None else rows.start + used[length])
+        expected, _ = attention(q[cut].double(), k[keys].double(), v[keys].double(), causal=True)
+        close(out[cut], expected)
+    assert names(runtime) == ["fwd-sm90a-bf16-hd64-causal-varlen"]
+
+
+def test_decoding_over_pages_in_parts(runtime):
+    """Two sequences of 100 and 20 keys in pages of 64, in three parts and their merge; the table is garbage beyond."""
+    q, cache = drawn(2, 1, 4, 64), torch.full((4, 64, 2, 64), math.nan, dtype=torch.bfloat16)
+    keys = drawn(120, 2, 64, seed=1)
+    cache[2], cache[0, :36], cache[3, :20] = keys[:64], keys[64:100], keys[100:]
+    table = torch.tensor([[2, 0], [3, 2**31 - 1]], dtype=torch.int32)
+    out, _ = fa4_kernels.flash_attn_with_kvcache(q, cache, cache, ints(100, 20), table, num_splits=3)
+
+    for b, rows in enumerate((keys[:100], keys[100:])):
+        close(out[b], attention(q[b].double(), rows.double(), rows.double())[0])
+    assert names(runtime) == ["fwd-sm90a-bf16-hd64-full-paged-split", "fwd_combine-sm90a-bf16-hd64"]
+
+
+def test_a_sink_and_its_gradient(runtime):
+    """Forward with a sink; the backward kernels know of it by the lse alone."""
+    q, k, v = (drawn(1, n, h, 64, seed=h + n, requires_grad=True) for n, h in ((20, 2), (40, 1), (40, 1)))
+    sink = torch.tensor([0.5, 2.0], requires_grad=True)
+    out, _ = fa4_kernels.flash_attn_func(q, k, v, learnable_sink=sink)
+    expected, _ = attention(*(x[0].double() for x in (q, k, v)), sink=sink)
+    weights = drawn(*out.shape, seed=3)
+    found = torch.autograd.grad((out * weights).sum(), (q, k, v, sink))
+    reference = torch.autograd.grad((expected * weights[0].double()).sum(), (q, k, v, sink))
+
+    close(out[0], expected)
+    for one, right in zip(found, reference, strict=True):
+        close(one, right.double(), 0.02)
