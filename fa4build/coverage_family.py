@@ -1,6 +1,6 @@
 """Closure of packs of another family: every problem that a declared operator answers is answered from the packs.
 
-What can be asked are the operators' tensors and axes, with extents around every number that occurs in their rules. A
+What can be asked are the operators' tensors and axes, with extents on both sides of every bound in their rules. A
 problem must be answered by one recipe of the packs where one is declared, and never by two; kernels that no recipe of
 their pack calls, and declared ones that are absent, are errors, as in `coverage`.
 """
@@ -23,7 +23,7 @@ from fa4build.selection import Selection
 
 _Recipe = Mapping[str, Any]
 _HEADS_KV = 2
-_MOST_HEADS_A_GROUP = 16
+_GROUPS = (1, 2, 3, 4, 5, 8, 16)  # query heads that read one key head
 _SHOWN = 3
 
 
@@ -91,18 +91,19 @@ def _groups(recipes: Iterable[_Recipe]) -> dict[str, tuple[_Recipe, ...]]:
 
 
 def _problems(recipes: Sequence[_Recipe]) -> Iterator[dict[str, int]]:
-    """Values for every name in the rules: around each number in them, and every count of heads a group may have."""
-    names, numbers = set(), {1, 2}
+    """Values for every name in the rules: around each number in them and each quotient of two, and counts of heads."""
+    names, numbers = set(), {1}
     for recipe in recipes:
         for node in ast.walk(ast.parse(recipe["when"] or "True", mode="eval")):
             if isinstance(node, ast.Name):
                 names.add(node.id)
             elif isinstance(node, ast.Constant) and type(node.value) is int:
-                numbers |= {node.value - 1, node.value, node.value + 1}
-    around = tuple(sorted(number for number in numbers if number > 0))
+                numbers.add(node.value)
+    quotients = {a // b for a in numbers for b in numbers if b > 0}
+    around = tuple(sorted({number + step for number in quotients for step in (-1, 0, 1) if number + step > 0}))
     values = {
         "num_heads_kv": (_HEADS_KV,),
-        "num_heads_q": tuple(_HEADS_KV * group for group in range(1, _MOST_HEADS_A_GROUP + 1)),
+        "num_heads_q": tuple(_HEADS_KV * group for group in _GROUPS),
     }
     ordered = sorted(names)
     for combination in product(*(values.get(name, around) for name in ordered)):

@@ -10,6 +10,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from fa4build.codegen.compile import CompileOptions
 from fa4build.codegen.launch_plan import canonical_digest, evaluate, failed_guard, plan_from_json
 from fa4build.codegen.plan_names import with_bindings, with_names, with_types
 from fa4build.codegen.plan_values import LaunchPlan, Vector
+from fa4build.coverage_family import cover_family
 from fa4build.errors import LaunchPlanError, NothingSelectedError, ToolchainError, VariantError, WheelError
 from fa4build.families import FamilyKernel, Input, Pinned, Scalar, kernel_family, one_step
 from fa4build.families.flash_attn_4.configuration import backward_tiles, forward_lengths
@@ -26,6 +28,8 @@ from fa4build.families.kernels import dependencies_of, licence_files
 from fa4build.families.registry import BUILT_IN, family_named, family_names
 from fa4build.manifest import manifest_from_json, manifest_to_json
 from fa4build.pack import build_pack
+from fa4build.runtime.fa4_kernels.abi import SIGNATURES
+from fa4build.runtime.fa4_kernels.dispatch import signature_of
 from fa4build.runtime.fa4_kernels.expressions import evaluate as evaluate_expression
 from fa4build.selection import Selection
 from fa4build.toolchain import Distribution, Toolchain
@@ -321,12 +325,51 @@ def test_every_declared_operator_has_its_kernels(name, arch):
 @pytest.mark.parametrize("arch", [arch.name for arch in ARCHES])
 @pytest.mark.parametrize("ratio", [1, 4, 8])
 @pytest.mark.parametrize("layout", ["dense", "varlen"])
-def test_exactly_one_length_class_takes_each_length(arch, ratio, layout):
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_exactly_one_length_class_takes_each_length(arch, ratio, layout, head_dim):
     """Rules divide all lengths: none is left out, none has two kernels."""
-    classes = forward_lengths(arch, 128, 128, "full", layout, ratio)
+    classes = forward_lengths(arch, head_dim, head_dim, "full", layout, ratio)
     for seqlen in (1, 15, 16, 17, 31, 32, 33, 64, 127, 128, 129, 255, 256, 257, 5000):
         names = {"seqlen_q": seqlen, "max_seqlen_q": seqlen}
         assert 1 == sum(not c.rule or evaluate_expression(c.rule, names) for c in classes)
+
+
+def test_functions_find_only_kernels_that_take_their_arguments():
+    """Of upstream, dense forwards of 16-bit types without sink, cap or scales; others by recipe alone."""
+    kernels = family_named("flash-attn-4").expand(Selection())
+    found = [kernel for kernel in kernels if signature_of(entry_like(kernel)) in SIGNATURES]
+
+    assert {"fwd/dense"} == {signature_of(entry_like(kernel)) for kernel in found}
+    assert {"bf16", "fp16"} == {kernel.axes["dtype"] for kernel in found}
+    assert not any(kernel.payload.get("sink") or kernel.payload.get("softcap") for kernel in found)
+    assert {kernel.payload["call"] for kernel in kernels if kernel.op == "fwd"} == {"forward"}
+
+
+def entry_like(kernel: FamilyKernel) -> SimpleNamespace:
+    """What the dispatcher reads of a manifest's entry."""
+    return SimpleNamespace(op=kernel.op, axes=kernel.axes)
+
+
+def test_the_declared_matrix_of_upstream_is_closed():
+    """At every boundary of the rules one operator answers, and never two; every kernel is called by one."""
+    family = family_named("flash-attn-4")
+    kernels = family.expand(Selection(arches=("sm100",)))
+    entries = tuple(SimpleNamespace(id=kernel.id, target="sm_100a") for kernel in kernels)
+    recipes = tuple(recipe.document() for recipe in family.op_recipes(kernels))
+    pack = SimpleNamespace(manifest=SimpleNamespace(entries=entries, recipes=recipes))
+    coverage = cover_family([pack], replace(family, expand=lambda _: kernels))
+
+    assert (coverage.wrong, coverage.missing_problems, coverage.is_closed) == ((), 0, True)
+    assert coverage.served.keys() == {recipe["id"] for recipe in recipes}
+
+
+def test_capped_kernels_are_told_apart_by_their_cap():
+    """The cap is compiled in: a caller names it, and a call without one finds the kernel without."""
+    family = family_named("flash-attn-4")
+    ids = ("fwd-sm90a-bf16-hd128-causal-softcap50-r1", "fwd-sm90a-bf16-hd128-causal-r1")
+    capped, plain = family.op_recipes(family.expand(Selection(globs=ids)))[::-1]
+
+    assert (capped.axes["softcap"], "softcap" in plain.axes) == (50.0, False)
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,8 @@ _LSE_BOUND = 1e-4
 def cases(recipe: OpRecipe) -> tuple[ProofCase, ...]:
     """Acceptance cases of an operator: one plain problem, and one of several sequences and heads."""
     payload = declared(recipe.id).payload
-    facts = {
-        name: payload[name]
-        for name in ("dtype", "head_dim", "head_dim_v", "mask", "layout", "ratio")
-        if name in payload
-    }
+    names = (*("dtype", "head_dim", "head_dim_v", "mask", "layout", "ratio"), *("sink", "softcap"))
+    facts = {name: payload[name] for name in names if name in payload}
     if payload["call"] == "bwd":
         unordered = () if payload["deterministic"] else ("dq", "dk", "dv") if payload["ratio"] > 1 else ("dq",)
         return tuple(
@@ -98,13 +95,15 @@ def draw_forward(arguments: Mapping[str, Any], seed: int) -> Problem:
     """Inputs, out and lse of one forward, in any layout."""
     layout, dtype = arguments["layout"], arguments["dtype"]
     rng = np.random.default_rng(seed)
+    heads = arguments["heads_kv"] * arguments["ratio"]
+    sink = to_bits(rng.standard_normal(heads), "bf16") if arguments.get("sink") else None
     sequences = [_Sequence(arguments, rng, *lengths) for lengths in _lengths(arguments)]
     for sequence in sequences:
-        sequence.attend()
+        sequence.attend(None if sink is None else from_bits(sink, "bf16"))
     out, lse = [s.out for s in sequences], [s.lse for s in sequences]
     inputs, scalars = _placed(arguments, sequences, rng), _scalars(arguments)
     return Problem(
-        inputs=inputs,
+        inputs=inputs if sink is None else {**inputs, "sink": sink},
         scalars=scalars,
         expected={
             "out": _within(_OUT_BOUND[dtype], np.concatenate(out) if layout == "varlen" else np.stack(out)),
@@ -160,11 +159,11 @@ class _Sequence:
         self.bits = tuple(to_bits(rng.standard_normal(shape), dtype) for shape in shapes)
         self.values = tuple(values_of(bits, dtype)[None] for bits in self.bits)
         self.scale = float(np.float32(arguments["head_dim"] ** -0.5))
-        self.window = window(arguments["mask"])
+        self.window, self.softcap = window(arguments["mask"]), arguments.get("softcap", 0.0)
 
-    def attend(self) -> None:
-        """Attention in float64."""
-        out, lse = reference(*self.values, self.scale, self.window)
+    def attend(self, sink: np.ndarray | None = None) -> None:
+        """Attention in float64; `sink` is a logit a head, which takes part in sums alone."""
+        out, lse = reference(*self.values, self.scale, self.window, softcap=self.softcap, sink=sink)
         self.out, self.lse = out[0], lse[0]
 
     def gradients(self, dout: np.ndarray) -> tuple[np.ndarray, ...]:

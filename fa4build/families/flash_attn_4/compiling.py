@@ -168,6 +168,10 @@ def forward_call(interface: Any, wanted: Mapping[str, Any]) -> Callable[[], obje
             options |= {"page_table": tensor("i32", BATCH, 32), "seqused_k": tensor("i32", BATCH)}
         if wanted["call"] in ("split", "combine"):
             options["num_splits"] = 4
+        if wanted.get("sink"):
+            options["learnable_sink"] = tensor("bf16", heads)
+        if wanted.get("softcap"):
+            options["softcap"] = wanted["softcap"]
         interface._flash_attn_fwd(
             tensor(dtype, *rows_q, heads, wanted["head_dim"]),
             tensor(dtype, *rows_k, HEADS_KV, wanted["head_dim"]),
@@ -213,12 +217,14 @@ def names(wanted: Mapping[str, Any], arch: str) -> dict[str, str]:
     if wanted["call"] != "forward":
         return {}
     layout = {"dense": {}, "varlen": _VARLEN, "paged": _PAGED}[wanted["layout"]]
-    return {**_TENSORS, **layout, **(_WINDOW if wanted["mask"] == "local" else {})}
+    sink = {"learnable_sink": "sink"} if wanted.get("sink") else {}
+    return {**_TENSORS, **layout, **(_WINDOW if wanted["mask"] == "local" else {}), **sink}
 
 
 def spec(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Extents that are fixed, equal or multiples, under the library's names (docs: `plan_guards`)."""
     facts = {name: wanted[name] for name in ("dtype", "head_dim", "head_dim_v", "mask", "layout")}
+    facts |= {name: wanted[name] for name in ("softcap",) if name in wanted}
     shapes = _SHAPES[wanted["call"]](wanted)
     return {**facts, "shapes": shapes, "multiples": _multiples(shapes, wanted["ratio"])}
 
@@ -243,6 +249,8 @@ def _forward_shapes(wanted: Mapping[str, Any]) -> dict[str, list[Any]]:
         shapes |= {"mCuSeqlensQ": ["batch_plus_1"], "mCuSeqlensK": ["batch_plus_1"]}
     if layout == "paged":
         shapes |= {"mPageTable": ["batch", "max_pages"], "mSeqUsedK": ["batch"]}
+    if wanted.get("sink"):
+        shapes |= {"learnable_sink": ["num_heads_q"]}
     return shapes
 
 

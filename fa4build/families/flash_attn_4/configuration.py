@@ -63,11 +63,17 @@ def forward_lengths(
 
     SM90: none. SM100 (queries packed by `ratio`): up to one tile of 128 rows there is one Q stage (and, at equal head
     dimensions, alternating score buffers); up to two tiles, two Q stages in one persistent block; beyond, a whole
-    cluster of 2 where the mask is full and head dimensions are 128 wide, and no persistence under a mask.
+    cluster of 2 where the mask is full and head dimensions are 128 wide, and no persistence under a mask. At head
+    dimension 256 there is one Q stage whatever the length.
     """
     if arch == "sm90a":
         return (LengthClass(name="", rule="", rows=1024 * ratio),)
     rows = {"varlen": "max_seqlen_q"}.get(layout, "seqlen_q") + (f" * {ratio}" if ratio > 1 else "")
+    if head_dim_v == 256:
+        return (
+            LengthClass(name="decode", rule=f"{rows} <= 128", rows=128),
+            LengthClass(name="", rule=f"{rows} > 128", rows=4096),
+        )
     return (
         LengthClass(name="decode", rule=f"{rows} <= 128", rows=128),
         LengthClass(name="short", rule=f"128 < {rows} and {rows} <= 256", rows=256),
@@ -75,8 +81,14 @@ def forward_lengths(
     )
 
 
-def forward_cta_group(arch: str, head_dim: int, head_dim_v: int, mask: str, layout: str, length: LengthClass) -> int:
-    """Blocks that share one matrix instruction in the forward."""
-    if arch == "sm90a" or layout == "varlen" or length.name:
+def forward_cta_group(
+    arch: str, head_dim: int, head_dim_v: int, mask: str, layout: str, length: LengthClass, page_size: int = 128
+) -> int:
+    """Blocks that share one matrix instruction in the forward: two where pages are tiles, and at head dimension 256."""
+    if arch == "sm90a" or (layout == "paged" and page_size != 128):
+        return 1
+    if head_dim == head_dim_v == 256:
+        return 2
+    if layout == "varlen" or length.name:
         return 1
     return 2 if mask == "full" and head_dim in (128, 192) and head_dim_v == 128 else 1

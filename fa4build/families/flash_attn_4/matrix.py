@@ -23,12 +23,16 @@ from fa4build.families.kernels import FamilyKernel
 
 MASKS = ("full", "causal", "local")
 RATIOS = (1, 4, 8)
+MORE_RATIOS = (2, 16)
 DTYPES = ("bf16", "fp16")
-FORWARD_DIMS = {
-    "sm90a": ((64, 64), (128, 128), (192, 128), (256, 256)),
-    "sm100a": ((64, 64), (128, 128), (192, 128)),
-    "sm103a": ((64, 64), (128, 128), (192, 128)),
-}
+LAYOUTS = ("dense", "varlen", "paged")
+_ALL_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
+FORWARD_DIMS = {"sm90a": _ALL_DIMS, "sm100a": _ALL_DIMS, "sm103a": _ALL_DIMS}
+COMMON_DIMS = ((64, 64), (128, 128))
+SINK_RATIOS = (1, 8)
+SOFTCAP = 50.0
+SOFTCAP_DIMS = ((128, 128), (256, 256))
+SOFTCAP_RATIOS = (1, 2, 4)
 BACKWARD_DIMS = {
     "sm90a": ((64, 64), (128, 128), (256, 256)),
     "sm100a": ((64, 64), (128, 128)),
@@ -36,6 +40,8 @@ BACKWARD_DIMS = {
 }
 FP8_TARGETS = ("sm100a", "sm103a")
 PAGE_SIZE = 128
+MORE_PAGE_SIZES = (16, 64)
+_FEATURES = ("sink", "softcap")
 FUNCTION = "fa4build.families.flash_attn_4.compiling:compile_kernel"
 
 
@@ -64,23 +70,51 @@ def declared(kernel_id: str) -> FamilyKernel:
 
 
 def _forwards(arch: str) -> Iterator[FamilyKernel]:
-    for dtype, dims, mask, ratio in product(DTYPES, FORWARD_DIMS[arch], MASKS, RATIOS):
-        for layout in ("dense", "varlen", "paged"):
-            for length in forward_lengths(arch, *dims, mask, layout, ratio):
-                yield forward(arch, dtype, dims, mask, layout, ratio, length)
+    everywhere = product(DTYPES, FORWARD_DIMS[arch], MASKS, LAYOUTS, RATIOS)
+    more_ratios = product(("bf16",), COMMON_DIMS, MASKS, LAYOUTS, MORE_RATIOS)
+    for dtype, dims, mask, layout, ratio in (*everywhere, *more_ratios):
+        yield from _of_every_length(arch, dtype, dims, mask, layout, ratio)
     if arch in FP8_TARGETS:
         for mask in ("full", "causal"):
-            for length in forward_lengths(arch, 128, 128, mask, "dense", 1):
-                yield forward(arch, "e4m3", (128, 128), mask, "dense", 1, length)
+            yield from _of_every_length(arch, "e4m3", (128, 128), mask, "dense", 1)
+    for dims, mask, ratio, page_size in product(COMMON_DIMS, ("full", "causal"), RATIOS, MORE_PAGE_SIZES):
+        yield from _of_every_length(arch, "bf16", dims, mask, "paged", ratio, page_size=page_size)
+    for dims, mask, layout, ratio in product(COMMON_DIMS, MASKS, LAYOUTS, SINK_RATIOS):
+        yield from _of_every_length(arch, "bf16", dims, mask, layout, ratio, sink=True)
+    for dims, mask, layout, ratio in product(SOFTCAP_DIMS, ("causal", "local"), LAYOUTS, SOFTCAP_RATIOS):
+        yield from _of_every_length(arch, "bf16", dims, mask, layout, ratio, softcap=SOFTCAP)
+
+
+def _of_every_length(
+    arch: str, dtype: str, dims: tuple[int, int], mask: str, layout: str, ratio: int, **more: Any
+) -> Iterator[FamilyKernel]:
+    for length in forward_lengths(arch, *dims, mask, layout, ratio):
+        yield forward(arch, dtype, dims, mask, layout, ratio, length, **more)
 
 
 def forward(
-    arch: str, dtype: str, dims: tuple[int, int], mask: str, layout: str, ratio: int, length: LengthClass
+    arch: str,
+    dtype: str,
+    dims: tuple[int, int],
+    mask: str,
+    layout: str,
+    ratio: int,
+    length: LengthClass,
+    *,
+    page_size: int = PAGE_SIZE,
+    sink: bool = False,
+    softcap: float = 0.0,
 ) -> FamilyKernel:
-    """One forward kernel. Dense ones follow the operator signature `fwd/dense` and are found by its functions."""
+    """One forward kernel.
+
+    Dense ones of 16-bit types without further features follow the operator signature `fwd/dense` and are found by the
+    functions of `fa4_kernels`; all others by recipe alone. A soft cap is compiled in.
+    """
     head_dim, head_dim_v = dims
-    cta_group = forward_cta_group(arch, head_dim, head_dim_v, mask, layout, length)
-    fields = [spell(dims), mask, *_unless(layout, "dense"), f"r{ratio}", *_unless(length.name, "")]
+    cta_group = forward_cta_group(arch, head_dim, head_dim_v, mask, layout, length, page_size)
+    features = [*(["sink"] if sink else []), *([f"softcap{softcap:g}"] if softcap else [])]
+    pages = [f"p{page_size}"] if layout == "paged" and page_size != PAGE_SIZE else []
+    fields = [spell(dims), mask, *_unless(layout, "dense"), *pages, *features, f"r{ratio}", *_unless(length.name, "")]
     payload = {
         "call": "forward",
         "dtype": dtype,
@@ -90,16 +124,28 @@ def forward(
         "layout": layout,
         "ratio": ratio,
         "rows": length.rows,
-        "page_size": PAGE_SIZE,
+        "page_size": page_size,
         "expected": {"cta_group": cta_group},
+        **({"sink": True} if sink else {}),
+        **({"softcap": softcap} if softcap else {}),
     }
+    further = {
+        **({"page_size": page_size} if pages else {}),
+        **{name: payload[name] for name in _FEATURES if name in payload},
+    }
+    is_plain = layout == "dense" and dtype in DTYPES and not features
     return FamilyKernel(
         id="-".join(("fwd", arch, dtype, *fields, *(["2cta"] if cta_group == 2 else []))),
-        op="fwd" if layout == "dense" else f"upstream_fwd_{layout}",
+        op="fwd" if is_plain else "_".join(("upstream_fwd", layout, *features)),
         arch=arch,
         function=FUNCTION,
         payload=payload,
-        axes={**_axes(dtype, dims, mask, layout, ratio), "cta_group": cta_group, "when": when(ratio, length.rule)},
+        axes={
+            **_axes(dtype, dims, mask, layout, ratio),
+            **further,
+            "cta_group": cta_group,
+            "when": when(ratio, length.rule),
+        },
         tuning=_forward_tuning(arch, dims, mask),
     )
 

@@ -17,6 +17,7 @@ from fa4build.families.kernels import FamilyKernel
 
 _SCALE = Scalar(name="softmax_scale", default="head_dim ** -0.5")
 _WINDOW = (Scalar(name="window_left", default="2 ** 30"), Scalar(name="window_right", default="2 ** 30"))
+_SINK = Input(name="sink", dtype="bf16", shape=("num_heads_q",))
 _OUTPUT = {"e4m3": "bf16", "e5m2": "bf16"}
 
 
@@ -38,7 +39,8 @@ def op_recipes(built: Sequence[FamilyKernel]) -> tuple[OpRecipe, ...]:
 def _axes(kernel: FamilyKernel) -> dict[str, object]:
     """What a caller asks for by name. Dtype and head dimensions are those of the inputs."""
     payload = kernel.payload
-    return {"mask": payload["mask"], "layout": payload["layout"], "split": payload["call"] == "split"}
+    softcap = {"softcap": payload["softcap"]} if payload.get("softcap") else {}
+    return {"mask": payload["mask"], "layout": payload["layout"], "split": payload["call"] == "split", **softcap}
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -52,6 +54,7 @@ def _forward(kernel: FamilyKernel) -> OpRecipe:
     lengths = (Scalar(name="max_seqlen_q", default="total_q"),) if layout == "varlen" else ()
     arguments = ("q", "k", "v", "out", "lse", "softmax_scale", *extra)
     arguments += ("window_left", "window_right") if is_local else ()
+    arguments += ("sink",) if payload.get("sink") else ()
     rows = ("total_q",) if layout == "varlen" else ("batch", "seqlen_q")
     lse = ("num_heads_q", "total_q") if layout == "varlen" else ("batch", "num_heads_q", "seqlen_q")
     out_dtype = _OUTPUT.get(payload["dtype"], payload["dtype"])
@@ -61,7 +64,7 @@ def _forward(kernel: FamilyKernel) -> OpRecipe:
         target=arch_named(kernel.arch).target,
         axes=_axes(kernel),
         when=str(kernel.axes["when"]),
-        inputs=(*_qkv(kernel), *_extra_inputs(layout)),
+        inputs=(*_qkv(kernel), *_extra_inputs(layout), *((_SINK,) if payload.get("sink") else ())),
         scalars=(_SCALE, *(_WINDOW if is_local else ()), *lengths),
         let=(("head_dim", str(payload["head_dim"])),),
         buffers=(
