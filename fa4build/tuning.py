@@ -53,6 +53,7 @@ class Tuning:
         exp2_start: first 32-column fragment in which the polynomial may be used.
         rescale_threshold: how far the row maximum may rise before the output is rescaled, log2 units.
         max_offset: probabilities are stored times 2**max_offset.
+        max_with_load: row maxima of unmasked blocks come with the load from tensor memory (sm103a).
     """
 
     tile_m: int
@@ -72,6 +73,7 @@ class Tuning:
     exp2_start: int
     rescale_threshold: float
     max_offset: float
+    max_with_load: bool = False
 
     @property
     def registers(self) -> int:
@@ -589,5 +591,6 @@ def _sm100_forward(variant: Variant) -> TuningRow:
         exp2_start=row.exp2_start,
         rescale_threshold=rescale_threshold,
         max_offset=max_offset,
+        max_with_load=variant.arch == "sm103a" and q_stages == 2,
     )
     return TuningRow(name=f"fwd-{variant.arch}-{row.name}", source=row.source, tuning=tuning)

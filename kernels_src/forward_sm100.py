@@ -139,6 +139,7 @@ class ForwardSm100:
         softmax_registers, correction_registers, other_registers: a thread, multiples of 8.
         exp2_frequency, exp2_first_fragment: which columns take the FMA pipe, see softmax.exp2_emulation.
         rescale_threshold: log2 units, see softmax.conditional_rescaling.
+        max_with_load: the row maximum of unmasked blocks comes with the scores from tensor memory (sm103a).
         max_offset: probabilities are stored times 2**max_offset, to use the range of an fp8 type.
         order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
         has_softcap, has_sink: features of docs/formats.md; their arguments are then required.
@@ -162,6 +163,7 @@ class ForwardSm100:
         exp2_first_fragment: int,
         rescale_threshold: float = 8.0,
         max_offset: float = 0.0,
+        max_with_load: bool = False,
         order: str = "natural",
         persistent: bool = True,
         separate_output: bool = True,
@@ -175,6 +177,7 @@ class ForwardSm100:
         self.registers = (softmax_registers, correction_registers, other_registers)
         self.exp2 = (exp2_frequency, exp2_first_fragment)
         self.rescale_threshold, self.max_offset = rescale_threshold, max_offset
+        self.max_with_load = max_with_load and not has_softcap
         self.is_fp8 = dtype.width == 8
         self.out_dtype = BFloat16 if self.is_fp8 else dtype
         self.mma_k = 256 // dtype.width  # an instruction sums over 32 bytes
@@ -613,7 +616,7 @@ class ForwardSm100:
         while block >= blocks.begin:
             arch.mbarrier_wait(bars.s_full + i, block_count & 1)
             fence_after_wait()
-            values = self._load_scores(scores, row)
+            values, largest = self._load_scores(scores, row)
             if const_expr(self.has_softcap):
                 cap_scores(values, problem.cap_factor)
             if (block >= blocks.inner_end) | (block < blocks.inner_begin):
@@ -625,7 +628,11 @@ class ForwardSm100:
                 )
                 first_key = block * self.tile_n
                 score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
-            reference, factor = score_rows.update_max(reference, values, problem.scale_log2, self.rescale_threshold)
+                if const_expr(self.max_with_load):
+                    largest = score_rows.row_max(values)
+            if const_expr(not self.max_with_load):
+                largest = score_rows.row_max(values)
+            reference, factor = score_rows.update_max(reference, largest, problem.scale_log2, self.rescale_threshold)
             self._send_stats(i, bars, stats, row, stats_count, factor, reference)
             safe = Float32(0.0) if reference == -Float32.inf else reference
             reference_log2 = safe * problem.scale_log2
@@ -652,13 +659,26 @@ class ForwardSm100:
 
     @cute.jit
     def _load_scores(self, scores, row):
-        """The scores of a row in registers."""
-        load, source = correction.row_copies(scores, score_rows.FRAGMENT, row, False)
+        """(scores of a row in registers, their maximum if it comes with them)."""
         values = cute.make_rmem_tensor((self.tile_n,), Float32)
-        for piece in cutlass.range_constexpr(self.tile_n // score_rows.FRAGMENT):
-            cute.copy(load, source[None, None, piece], _piece(values, piece, score_rows.FRAGMENT))
-        arch.fence_view_async_tmem_load()
-        return values
+        pieces, largest = self.tile_n // score_rows.FRAGMENT, Float32(0.0)
+        if const_expr(self.max_with_load):
+            load, source = correction.row_max_copies(scores, score_rows.FRAGMENT, row)
+            maxima = [cute.make_rmem_tensor((1,), Float32) for _ in range(pieces)]
+            for piece in cutlass.range_constexpr(pieces):
+                part = _piece(values, piece, score_rows.FRAGMENT)
+                cute.copy(load, source[None, None, piece], [part, _piece(maxima[piece], 0, 1)])
+            arch.fence_view_async_tmem_load()
+            first, *others = [maximum[0] for maximum in maxima]
+            largest = first
+            for other in others:
+                largest = arch.fmax(largest, other)
+        else:
+            load, source = correction.row_copies(scores, score_rows.FRAGMENT, row, False)
+            for piece in cutlass.range_constexpr(pieces):
+                cute.copy(load, source[None, None, piece], _piece(values, piece, score_rows.FRAGMENT))
+            arch.fence_view_async_tmem_load()
+        return values, largest
 
     @cute.jit
     def _store_probabilities(self, i, bars, scores, values, row, reference_log2, scale_log2):

@@ -28,6 +28,14 @@ def row_copies(accumulator, columns: int, thread_row, store: bool):
     return copy, slice_.partition_D(tile) if store else slice_.partition_S(tile)
 
 
+def row_max_copies(accumulator, columns: int, thread_row):
+    """As `row_copies` for loads that also give the maximum of their columns: copy to [values, (1,) maximum]. sm103a."""
+    op = tcgen05.LdRed32x32bOp(tcgen05.Repetition(columns), redOp=tcgen05.TmemLoadRedOp.MAX)
+    tile = accumulator[(None, None), 0, 0]
+    copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, Float32), tile)
+    return copy, copy.get_slice(thread_row).partition_S(tile)
+
+
 @cute.jit
 def rescale(accumulator, factor: Float32, thread_row):
     """O *= factor for the row of this thread. The whole warp calls; ends with the stores complete.

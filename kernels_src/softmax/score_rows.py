@@ -38,16 +38,17 @@ def row_max(scores) -> Float32:
 
 
 @cute.jit
-def update_max(old_max: Float32, scores, scale_log2: Float32, threshold: cutlass.Constexpr[float]):
+def update_max(old_max: Float32, block_max: Float32, scale_log2: Float32, threshold: cutlass.Constexpr[float]):
     """New reference point of a row and the factor for what was summed under the old one.
 
     Args:
         old_max: reference so far; -inf before the first block, or when every key so far was hidden.
-        scores: unscaled scores of this block; scale_log2: softmax scale times log2(e), positive.
+        block_max: largest score of this block, unscaled; -inf if all are hidden.
+        scale_log2: softmax scale times log2(e), positive.
         threshold: keep the old reference while the maximum has risen by at most this much, log2 units (0: never).
     Returns: (new reference, factor). The factor is 1 when the reference is kept.
     """
-    new_max = arch.fmax(old_max, row_max(scores))
+    new_max = arch.fmax(old_max, block_max)
     safe_max = Float32(0.0) if new_max == -Float32.inf else new_max
     step_log2 = (old_max - safe_max) * scale_log2
     factor = arch.exp2(step_log2)

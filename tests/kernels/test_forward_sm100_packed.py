@@ -61,6 +61,12 @@ def test_keys_come_by_tensor_copies_and_queries_by_rows(built):
     assert ("st.global.v4.b32" in cubin.ptx) == is_packed
 
 
+def test_row_maxima_come_with_the_scores_on_sm103a(built):
+    """Four loads of 32 columns that also give their maximum; the other target has no such instruction."""
+    variant, _, cubin = built
+    assert cubin.ptx.count("tcgen05.ld.red.sync.aligned.32x32b.x32.max.f32") == (4 if variant.arch == "sm103a" else 0)
+
+
 def test_a_cap_is_taken_of_every_column(built):
     """A reciprocal for every column of a block belongs to the tangent; without a cap there are those of rows alone."""
     variant, _, cubin = built
