@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, Int64
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import select_
 
@@ -97,6 +97,15 @@ def start_walk(tensor, first_row, first_token, first_head, by_group, worker, wor
     return RowWalk(row, head, address), steps
 
 
+def _offset_in_tiles(row, piece, rows: int, tile_rows: int, columns: int):
+    """As piece_offset, in tiles of `tile_rows` rows (0: one tile of `rows`) that lie one behind the other."""
+    if tile_rows in (0, rows):
+        return piece_offset(row, piece, rows=rows, columns=columns)
+    tile = row >> (tile_rows.bit_length() - 1)
+    within = piece_offset(row & (tile_rows - 1), piece, rows=tile_rows, columns=columns)
+    return within + tile * (tile_rows * columns * 2)
+
+
 @cute.jit
 def gather_packed_rows(
     tensor,
@@ -124,18 +133,14 @@ def gather_packed_rows(
     Cost: a 16-byte piece costs a lane about 20 integer instructions.
     """
     pieces = columns // ELEMENTS
-    tile_rows = rows if tile_rows == 0 else tile_rows
     walk, steps = start_walk(tensor, first_row, first_token, first_head, by_group, worker, workers, columns)
     piece = worker - walk.row * pieces
     fallback = row_address(tensor, first_token, first_head)
     for _ in cutlass.range((rows + steps.rows - 1) // steps.rows, unroll=4):
         if (walk.row < rows) & (worker < steps.rows * pieces):
             is_inside = first_row + walk.row < num_rows
-            tile, row = walk.row // tile_rows, walk.row & (tile_rows - 1)
-            if const_expr(tile_rows == rows):
-                tile, row = 0, walk.row
-            target = piece_offset(row, piece, rows=tile_rows, columns=columns) + tile * (tile_rows * columns * 2)
-            start_piece_load(select(is_inside, walk.address, fallback), shared_address + target, is_inside)
+            target = shared_address + _offset_in_tiles(walk.row, piece, rows, tile_rows, columns)
+            start_piece_load(select(is_inside, walk.address, fallback), target, is_inside)
         walk = steps.after(walk)
 
 
