@@ -26,9 +26,18 @@ from fa4build.families.registry import family_named
 from fa4build.files import write_atomically
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.tuning import has_tuning, tuning_for
-from fa4build.variants import Selection, default_variants, expand_matrix, parse_variant, written_variants
+from fa4build.variants import (
+    Selection,
+    default_variants,
+    expand_matrix,
+    kernel_written,
+    parse_variant,
+    written_variants,
+)
+from fa4build.verify_chain import companions_of
 from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify_pool import End, Task, run_tasks
+from fa4build.verify_runs import Link
 from fa4build.verify_simulate import Proof, Request, covers, has_cases, prove, request_for
 from fa4build.verify_static import (
     BASELINE_DIR,
@@ -319,13 +328,24 @@ class _Run:
         )
 
     def _request(self, variant: Variant, entry: CacheEntry) -> Request:
+        files = self._files(entry)
         return request_for(
             variant,
-            ptx=self.cache.read(entry, "ptx").decode(),
-            plan=self.cache.read(entry, "plan").decode(),
-            registers=entry.facts["registers"],
+            ptx=files.ptx,
+            plan=files.plan,
+            registers=files.registers,
             seeds=self.options.seeds,
+            chain=self._chain(variant),
         )
+
+    def _chain(self, variant: Variant) -> tuple[Link, ...]:
+        """The kernels that make a whole gradient with this one; none where one of them is not compiled."""
+        companions = [other for other in companions_of(variant) if kernel_written(other)]
+        found = [entry for _, entry in find_cached(companions, self.cache) if entry is not None]
+        if not found or len(found) < len(companions_of(variant)):
+            return ()
+        files = [(other.op, self._files(entry)) for other, entry in zip(companions, found, strict=True)]
+        return tuple(Link(op=op, ptx=f.ptx, plan=f.plan, registers=f.registers) for op, f in files)
 
     def _note(self, check: Check, entry: CacheEntry) -> None:
         """Keep a finished check, write or withdraw its evidence, and tell."""

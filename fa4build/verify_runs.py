@@ -48,10 +48,21 @@ RUNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Another compiled kernel of a chain, by its op. `registers` a thread, at launch."""
+
+    op: str
+    ptx: str
+    plan: str
+    registers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A kernel to prove, as plain data for another process.
 
     `sha256` is over all that the outcome depends on but the seeds: a proof with more seeds covers one with fewer.
+    `chain`: the kernels that run with it (verify_chain.py); empty where not all of them are compiled.
     """
 
     variant_id: str
@@ -60,6 +71,7 @@ class Request:
     registers: int
     seeds: tuple[int, ...]
     sha256: str
+    chain: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,9 +35,12 @@ from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
 from fa4build.errors import Fa4BuildError
 from fa4build.variants import parse_variant
 from fa4build.verify_backward import BACKWARD_OPS, prove_backward_case
+from fa4build.verify_chain import CASES as CHAIN_CASES
+from fa4build.verify_chain import prove_chain_case
 from fa4build.verify_packed import cases_of, is_packed, prove_packed_case
 from fa4build.verify_runs import (
     RUNS,
+    Link,
     Request,
     Run,
     execute,
@@ -51,9 +54,11 @@ from fa4build.verify_runs import (
 
 LSE_TOLERANCE = 1e-4  # relative to max(1, |lse|); single precision with approximate exp2 and log2 gives 1e-6
 _PROOF_FILES = (
-    *("acceptance_backward.py", "acceptance_packed.py", "acceptance_packed_backward.py"),
-    *("verify_backward.py", "verify_packed.py", "verify_runs.py"),
+    *("acceptance.py", "acceptance_backward.py", "acceptance_packed.py", "acceptance_packed_backward.py"),
+    *("verify_simulate.py", "verify_backward.py", "verify_chain.py", "verify_packed.py", "verify_runs.py"),
+    *("codegen/plan_evaluate.py", "codegen/plan_json.py", "codegen/plan_values.py"),
 )
+_NOT_PROOF = ("timing", "timeline")  # beginnings of modules of `simulate` that only `verify --timing` uses
 MAX_FAILURES = 3  # a broken kernel is broken in every case: the first ones say enough
 
 
@@ -66,24 +71,35 @@ class Proof:
     failures: tuple[str, ...]
 
 
-def request_for(variant: Variant, *, ptx: str, plan: str, registers: int, seeds: tuple[int, ...]) -> Request:
+def request_for(
+    variant: Variant, *, ptx: str, plan: str, registers: int, seeds: tuple[int, ...], chain: tuple[Link, ...] = ()
+) -> Request:
     """The request to prove a compiled variant.
 
     Args:
         registers: a thread has at launch (from the cubin).
+        chain: the compiled `companions_of` the variant, to prove whole gradients as well; empty leaves that out.
         seeds: each draws inputs of its own and a random schedule.
     """
     parts = [
         variant.id,
-        hashlib.sha256(ptx.encode()).hexdigest(),
-        hashlib.sha256(plan.encode()).hexdigest(),
+        *_digests(ptx, plan),
         registers,
         [dataclasses.asdict(case) for case in _cases(variant)],
         [dataclasses.asdict(run) for run in RUNS],
         simulator_sha256(),
     ]
+    if chain:
+        parts += [[link.op, *_digests(link.ptx, link.plan), link.registers] for link in chain]
+        parts += [dataclasses.asdict(case) for case in CHAIN_CASES]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return Request(variant_id=variant.id, ptx=ptx, plan=plan, registers=registers, seeds=seeds, sha256=digest)
+    return Request(
+        variant_id=variant.id, ptx=ptx, plan=plan, registers=registers, seeds=seeds, sha256=digest, chain=chain
+    )
+
+
+def _digests(*texts: str) -> list[str]:
+    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
 
 
 def covers(summary: Mapping[str, Any], request: Request) -> bool:
@@ -91,14 +107,19 @@ def covers(summary: Mapping[str, Any], request: Request) -> bool:
     return summary.get("proof_sha256") == request.sha256 and set(request.seeds) <= set(summary.get("seeds", ()))
 
 
+def proof_files() -> tuple[Path, ...]:
+    """Every source and table that decides what a simulation says."""
+    here = Path(__file__).parent
+    simulator = (path for path in (here / "simulate").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    decisive = (path for path in simulator if not path.name.startswith(_NOT_PROOF))
+    return tuple(sorted([*(here / name for name in _PROOF_FILES), *decisive]))
+
+
 @functools.cache
 def simulator_sha256() -> str:
-    """Digest of every source and table that decides what a simulation says."""
-    here = Path(__file__).parent
-    paths = [here / name for name in ("acceptance.py", "verify_simulate.py", *_PROOF_FILES, "codegen/plan_evaluate.py")]
-    paths += (path for path in (here / "simulate").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    digest = hashlib.sha256()
-    for path in sorted(paths):
+    """Digest of `proof_files`: a proof holds as long as none of them changes."""
+    here, digest = Path(__file__).parent, hashlib.sha256()
+    for path in proof_files():
         digest.update(f"{path.relative_to(here).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
@@ -134,6 +155,11 @@ def prove(request: Request, tell: Callable[[str], None]) -> Proof:
                 break
             tell(f"case {number}/{len(cases)} {case.name}")
             row, faults = prove_one(variant, request, plan, case, seed, RUNS)
+            rows.append(row)
+            failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
+        for case in CHAIN_CASES if request.chain and not failures else ():
+            tell(f"{case.name}: forward to postprocess")
+            row, faults = prove_chain_case(variant, request, case, seed, RUNS[:2])
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
     if len(failures) >= MAX_FAILURES:
