@@ -4,15 +4,17 @@ Workspaces come from torch's allocator and go back to it, ordered by the stream.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from .dispatch import Problem
-from .errors import LayoutError
+from .dispatch import OWN_FAMILY, Problem
+from .errors import LayoutError, NoKernelError
 from .loader import Runtime
+from .packs import usable
+from .recipes import call
 
 _ROWS = 128  # of one tile of the workspaces
 
@@ -31,8 +33,35 @@ class BackwardLaunches(NamedTuple):
     new_integers: Callable[..., torch.Tensor]
 
 
-def load_backward(runtime: Runtime, problem: Problem, ordinal: int, device: torch.device) -> BackwardLaunches:
-    """Load the three kernels for a problem with op `bwd`. Raises: as Runtime.launch_for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeBackward:
+    """The backward of another family, as its packs describe it: `recipes.call` chooses and binds it by the tensors.
+
+    `ours` loads our own kernels, for what that family does not compute.
+    """
+
+    mask: str
+    deterministic: bool
+    ours: Callable[[], BackwardLaunches]
+
+
+def load_backward(
+    runtime: Runtime, problem: Problem, ordinal: int, device: torch.device
+) -> BackwardLaunches | RecipeBackward:
+    """Load the three kernels for a problem with op `bwd`; of another family, where one is asked for, its recipe.
+
+    Raises: as Runtime.launch_for.
+    """
+
+    def ours() -> BackwardLaunches:
+        return _load_ours(runtime, problem, ordinal, device)
+
+    if problem.layout == "dense" and not problem.features and _has_recipe(runtime):
+        return RecipeBackward(mask=problem.mask, deterministic=problem.deterministic, ours=ours)
+    return ours()
+
+
+def _load_ours(runtime: Runtime, problem: Problem, ordinal: int, device: torch.device) -> BackwardLaunches:
     helper = replace(problem, mask="full", deterministic=False, features=frozenset())
     problems = (
         replace(helper, op="bwd_preprocess"),
@@ -46,12 +75,20 @@ def load_backward(runtime: Runtime, problem: Problem, ordinal: int, device: torc
     return BackwardLaunches(preprocess, main, postprocess, num_sms, new_floats, new_integers)
 
 
+def _has_recipe(runtime: Runtime) -> bool:
+    """Whether another family is preferred, and an installed pack of it describes a backward."""
+    if runtime.family in (None, OWN_FAMILY):
+        return False
+    packs = (pack for pack in usable(runtime.packs) if pack.manifest.family == runtime.family)
+    return any(recipe["op"] == "bwd" for pack in packs for recipe in pack.manifest.recipes)
+
+
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """dq, dk, dv, and the sink's gradient if there is a sink."""
 
 
 def compute_gradients(
-    launches: BackwardLaunches,
+    launches: BackwardLaunches | RecipeBackward,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
@@ -77,6 +114,11 @@ def compute_gradients(
     if not (q.numel() and k.numel() and v.numel()) or sum(window) < 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), _unseen_sink_gradient(sink, lse, dlse, (0, 2))
     dout = torch.zeros_like(out) if dout is None else dout
+    if isinstance(launches, RecipeBackward):
+        is_known = dlse is None and sink is None
+        found = _by_recipe(launches, (*tensors, dout), softmax_scale, window) if is_known else None
+        options: dict[str, Any] = {"softcap": softcap, "sink": sink}
+        return found or compute_gradients(launches.ours(), tensors, dout, dlse, softmax_scale, window, **options)
     rounded = -(-seqlen_q // _ROWS) * _ROWS
     dpsum = launches.new_floats(batch, num_heads, rounded)
     lse_log2 = launches.new_floats(batch, num_heads, rounded)
@@ -93,6 +135,25 @@ def compute_gradients(
     run_copying(launches.main, [q, k, v, inputs[1]], (dpsum, lse_log2, dq_accum, semaphore, dk, dv, *scalars))
     launches.postprocess(dq_accum, dq, softmax_scale)
     return dq, dk, dv, dsink
+
+
+def _by_recipe(
+    backward: RecipeBackward,
+    tensors: tuple[torch.Tensor, ...],
+    softmax_scale: float,
+    window: tuple[int, int],
+) -> Gradients | None:
+    """Gradients by a recipe `bwd`, which knows no gradient of lse and no sink; None where no recipe fits."""
+    names = ("q", "k", "v", "out", "lse", "dout")
+    arguments: dict[str, Any] = {name: x.contiguous() for name, x in zip(names, tensors, strict=True)}
+    if backward.mask == "local":
+        arguments |= {"window_left": window[0], "window_right": window[1]}
+    how = {"mask": backward.mask, "deterministic": backward.deterministic, "softmax_scale": softmax_scale}
+    try:
+        dq, dk, dv = call("bwd", **arguments, **how)
+    except NoKernelError:
+        return None
+    return dq, dk, dv, None
 
 
 def compute_packed_gradients(
