@@ -6,7 +6,7 @@ wrong head mapping or a lost rescale shows at 17 keys as well as at 17,000. Not 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -80,7 +80,14 @@ def _work(case: Case) -> int:
     return case.batch * case.num_heads_q * case.seqlen_q * case.seqlen_k
 
 
-def window_of(case: Case, mask: str) -> tuple[int, int]:
+class HasWindow(Protocol):
+    """What a case says about its window: (left, right), or None to leave it to the mask."""
+
+    @property
+    def window(self) -> tuple[int, int] | None: ...
+
+
+def window_of(case: HasWindow, mask: str) -> tuple[int, int]:
     """The visible window (left, right) in keys relative to `i + seqlen_k - seqlen_q`."""
     if mask == "causal":
         return UNBOUNDED_WINDOW, 0

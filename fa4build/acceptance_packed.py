@@ -19,7 +19,7 @@ NaN still.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -380,7 +380,7 @@ def draw_problem(variant: "Variant", case: PackedCase, seed: int) -> Problem:
     inputs = _layout_inputs(variant, case, sequences, rng)
     options = _Options.drawn(variant, case, rng)
     inputs |= options.inputs(case)
-    window = window_of(case, variant.mask)  # type: ignore[arg-type]  has the one attribute it reads
+    window = window_of(case, variant.mask)
     scalars = {"softmax_scale": scale_of(variant), "window_left": window[0], "window_right": window[1]}
     scalars |= {"softcap": case.softcap} if variant.softcap else {}
     expected = _expected(variant, case, sequences, options, window)
@@ -473,7 +473,7 @@ def _expected(
 ) -> _Expected:
     outs, lses, off = [], [], 0.0
     for b, sequence in enumerate(sequences):
-        features = {"softcap": options.softcap, "sink": options.sink}
+        features: dict[str, Any] = {"softcap": options.softcap, "sink": options.sink}
         arguments = (sequence.q, sequence.k, sequence.v, scale_of(variant), window)
         if options.descales is None:
             out, lse = reference(*arguments, **features)

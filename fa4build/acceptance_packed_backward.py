@@ -166,7 +166,7 @@ class _Drawn:
 
     def __init__(self, variant: "Variant", case: PackedCase, seed: int) -> None:
         self.scale = scale_of(variant)
-        self.window = window_of(case, variant.mask)  # type: ignore[arg-type]  has the one attribute it reads
+        self.window = window_of(case, variant.mask)
         self.softcap = float(np.float32(case.softcap)) if variant.softcap else 0.0
         self.sequences = draw_sequences(case, variant, seed)
         rng = np.random.default_rng((seed, 1))

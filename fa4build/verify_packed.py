@@ -60,7 +60,14 @@ def prove_packed_case(
     tensors = {arg.name: arg for arg in signature_for(variant) if isinstance(arg, TensorArg)}
     bits = {name: to_bits(x, tensors[name].dtype) for name, x in problem.inputs.items()}
     unwritten = tuple(name for name in problem.outputs if name not in bits)
-    row = {"case": case.name, "seed": seed, "ratio": 0.0, "lse_error": 0.0, "warp_instructions": 0, "notes": ()}
+    row: dict[str, Any] = {
+        "case": case.name,
+        "seed": seed,
+        "ratio": 0.0,
+        "lse_error": 0.0,
+        "warp_instructions": 0,
+        "notes": (),
+    }
     first: dict[str, np.ndarray] | None = None
     for run in runs[: case.num_runs]:
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")

@@ -22,6 +22,7 @@ class ReferenceRuntime:
     """Answers every problem but those for which `lacks(problem)`; `launched` lists what ran."""
 
     device_type = loader.CPU
+    family, packs = None, ()
 
     def __init__(self, lacks=lambda problem: False, sm_count=16):
         self.lacks, self.launched, self._sm_count = lacks, [], sm_count

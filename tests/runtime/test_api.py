@@ -425,6 +425,16 @@ def test_functions_without_kernels_answer_through_dispatch(runtime, call, reason
         call(*qkv())
 
 
+def test_explain_names_the_first_kernel_of_a_call_that_is_missing(runtime):
+    """Split keys need two kernels: the parts come first; a sink belongs to the merge."""
+    q, k, v = qkv()
+    decision = fa4_kernels.explain(q, k, v, num_splits=3, learnable_sink=torch.zeros(4))
+
+    assert decision.entry is None
+    assert str(decision.problem) == "fwd, varlen, bf16, head_dim 64, mask full, split"
+    assert "--select 'fwd-sm90a-bf16-hd64-full-varlen-split'" in str(decision)
+
+
 def test_a_plan_that_contradicts_the_signature_is_refused(launcher, fake, tmp_path):
     """A pack whose plan takes q as fp16 under an entry that says bf16."""
     directory = write_pack(tmp_path / "pack", ["fwd-sm90a-fp16-hd64-full"])

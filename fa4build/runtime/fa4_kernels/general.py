@@ -301,10 +301,20 @@ def backward(
     """dq, dk, dv in the shapes of q, k, v, and the sink's gradient (float32) if there is a sink."""
     launches = bound_backward(call, deterministic=deterministic)
     tensors = (call.q, call.k, call.v, out, lse)
-    options = {"softcap": call.softcap, "sink": call.sink}
+    options: dict[str, Any] = {"softcap": call.softcap, "sink": call.sink}
     if call.lists.layout == "dense":
         return compute_gradients(launches, tensors, dout, dlse, call.softmax_scale, call.window, **options)
-    starts, used = call.lists[:2], call.lists[3:]
+    starts_q, starts_k, _, *used = call.lists
+    assert starts_q is not None
+    assert starts_k is not None
     return compute_packed_gradients(
-        launches, tensors, dout, dlse, call.softmax_scale, call.window, starts=starts, used=used, **options
+        launches,
+        tensors,
+        dout,
+        dlse,
+        call.softmax_scale,
+        call.window,
+        starts=(starts_q, starts_k),
+        used=(used[0], used[1]),
+        **options,
     )

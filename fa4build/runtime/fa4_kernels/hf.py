@@ -81,10 +81,9 @@ def attention_forward(
         return flash_attn_func(q, k, v, scaling, **options)[0], None
     if q.shape[0] != 1:
         raise InputError(f"cu_seq_lens_q is given and the batch is {q.shape[0]}; packed sequences are a batch of 1")
-    starts = (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k)
-    out, _lse = flash_attn_varlen_func(
-        q[0], k[0], v[0], *(x.int() for x in starts), max_length_q, max_length_k, softmax_scale=scaling, **options
-    )
+    options |= {"cu_seqlens_q": cu_seq_lens_q.int(), "max_seqlen_q": max_length_q, "max_seqlen_k": max_length_k}
+    options["cu_seqlens_k"] = (cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k).int()
+    out, _lse = flash_attn_varlen_func(q[0], k[0], v[0], softmax_scale=scaling, **options)
     return out[None], None
 
 

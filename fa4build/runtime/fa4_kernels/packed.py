@@ -106,7 +106,9 @@ def flash_attn_varlen_func(
     lists = Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k)
     _check_tensors(q, k, v)
     if all(given is None for given in lists) and q.dim() == k.dim() == 4:
-        rows, call_lists, batch_shape, bounds = (q, k, v), lists, None, (None, None)
+        call_lists, batch_shape = lists, None
+        rows: tuple[Tensor, Tensor, Tensor] = (q, k, v)
+        bounds: tuple[int | None, int | None] = (None, None)
     else:
         rows, call_lists, batch_shape, bounds = _as_packed(q, k, v, lists, (max_seqlen_q, max_seqlen_k))
     call = _call(
@@ -145,7 +147,8 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, seqlen_q, num_heads_q, head_dim), or (total_q, ..) with `cu_seqlens_q`.
         k_cache, v_cache: (batch, max_seqlen_k, num_heads_kv, ..), or pages (num_pages, page_size, num_heads_kv, ..)
-            with `page_table`. They are read; nothing is appended.
+            with `page_table`. They are read; nothing is appended. A cache whose sequences do not lie one behind the
+            other, as a slice of a longer one, is copied.
         cache_seqlens: keys in use, int32 (batch) on the device of q or one number for all; None: all of a cache without
             pages.
         num_splits: as flash_attn_varlen_func; chosen from shapes by default.
@@ -414,7 +417,7 @@ def _call(
 
 def _checked_descales(
     descales: tuple[Tensor | None, Tensor | None, Tensor | None], q: Tensor, shape: tuple[int, int]
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     for name, given in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if given is None:
             continue
@@ -425,7 +428,8 @@ def _checked_descales(
                 f"{name} is {given.dtype} {tuple(given.shape)} on {given.device}; float32 {shape}, one a sequence and "
                 f"key head, on {q.device} is expected"
             )
-    return tuple(None if given is None else given.contiguous() for given in descales)
+    q_factor, k_factor, v_factor = (None if given is None else given.contiguous() for given in descales)
+    return q_factor, k_factor, v_factor
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
