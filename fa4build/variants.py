@@ -367,6 +367,24 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="fwd_sm100_two_cta.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((128, 128), (192, 128)),
+                "mask": ("full",),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (2,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
         template="fwd_sm100_packed.py.j2",
         axes=MappingProxyType(
             {

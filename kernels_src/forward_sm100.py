@@ -33,7 +33,18 @@ from cutlass.utils import LayoutEnum
 from kernels_src.masking import causal, seqlen, sliding_window
 from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL, block_range
 from kernels_src.memory.tmem_layout import forward_tmem
-from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
+from kernels_src.mma.umma import (
+    accumulator_at,
+    commit,
+    fence_after_wait,
+    fence_before_arrive,
+    instruction_descriptor,
+    multiply,
+    multiply_chain,
+    operand_a_at,
+    shared_operand,
+    tensor_operand,
+)
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import longest_first, single_tile
 from kernels_src.softmax import correction, score_rows
@@ -170,21 +181,52 @@ class ForwardSm100:
         has_softcap: bool = False,
         has_sink: bool = False,
     ):
+        self.has_softcap, self.has_sink = has_softcap, has_sink
+        self.is_fp8 = dtype.width == 8
         self.dtype, self.head_dim, self.head_dim_v, self.mask, self.tile_n = dtype, head_dim, head_dim_v, mask, tile_n
         self.shares_ring = head_dim == head_dim_v
-        self.k_stages, self.v_stages = (kv_stages, kv_stages) if self.shares_ring else (kv_stages - 1, 1)
+        self.k_stages, self.v_stages = (kv_stages, kv_stages) if self.shares_ring else self._ring_sizes(kv_stages)
         self.separate_output = separate_output
         self.registers = (softmax_registers, correction_registers, other_registers)
         self.exp2 = (exp2_frequency, exp2_first_fragment)
         self.rescale_threshold, self.max_offset = rescale_threshold, max_offset
         self.max_with_load = max_with_load and not has_softcap
-        self.is_fp8 = dtype.width == 8
         self.out_dtype = BFloat16 if self.is_fp8 else dtype
         self.mma_k = 256 // dtype.width  # an instruction sums over 32 bytes
         self.order, self.persistent = order, persistent
-        self.has_softcap, self.has_sink = has_softcap, has_sink
         self.tmem = forward_tmem(NUM_TILES, tile_n, head_dim_v)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+    num_ctas, group, cluster = 1, tcgen05.CtaGroup.ONE, {}  # that share a product, as the DSL and a launch spell it
+
+    @property
+    def mma_m(self) -> int:
+        """Query rows of a product: a Q tile of every CTA that shares it."""
+        return TILE_M * self.num_ctas
+
+    @property
+    def k_parts(self) -> int:
+        """Parts of 64 columns in which a K tile comes and goes. More than one where K and V do not share slots and too
+        few whole tiles fit: then V has two slots, and a part of the next K tile comes while this one is in use."""
+        is_split = not self.shares_ring and self.num_ctas == 1 and self.issues_chains
+        return self.head_dim // 64 if is_split else 1
+
+    @property
+    def part_columns(self) -> int:
+        """Columns of a part of a K tile."""
+        return self.head_dim // self.k_parts
+
+    @property
+    def issues_chains(self) -> bool:
+        """Whether products are issued in chains (mma.umma.multiply_chain), which are of 16-bit types. Windows and
+        caps leave no registers for that."""
+        return self.mask != LOCAL and not self.has_softcap and not self.is_fp8
+
+    @property
+    def exponentials_first(self) -> bool:
+        """Where products take less time than the exponentials, all of a block's are made before P is handed over, so
+        that the exponential unit is not left idle. Not with windows, whose limits take the registers that it needs."""
+        return self.head_dim_v <= self.tile_n // 2 and self.mask != LOCAL
 
     # ------------------------------------------------------------------------------------------------------------
     # Host
@@ -223,10 +265,16 @@ class ForwardSm100:
             scale_log2=scale_log2,
             cap_factor=factor,
         )
-        num_ctas = cutlass.min(tiles.num_tiles, num_sms) if const_expr(self.persistent) else tiles.num_tiles
+        clusters = tiles.num_tiles
+        if const_expr(self.persistent):
+            clusters = cutlass.min(clusters, cutlass.max(num_sms // self.num_ctas, 1))
         descales = Descales(q_descale, k_descale, v_descale) if const_expr(self.is_fp8) else None
         self.kernel(maps, lse, sink, descales, problem, tiles, *layouts).launch(
-            grid=(num_ctas, 1, 1), block=(NUM_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+            grid=(clusters * self.num_ctas, 1, 1),
+            block=(NUM_THREADS, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+            **self.cluster,
         )
 
     def _scales(self, softmax_scale, softcap):
@@ -240,22 +288,22 @@ class ForwardSm100:
         accumulate flag is state, and state must not leave a loop of the device code."""
         return blackwell.make_trivial_tiled_mma(
             self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32,
-            tcgen05.CtaGroup.ONE, (TILE_M, self.tile_n), tcgen05.OperandSource.SMEM,
+            self.group, (self.mma_m, self.tile_n), tcgen05.OperandSource.SMEM,
         )  # fmt: skip
 
     def _mma_pv(self):
         """O += P V: P from tensor memory, V from shared memory with the head dimension contiguous."""
         return blackwell.make_trivial_tiled_mma(
             self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32,
-            tcgen05.CtaGroup.ONE, (TILE_M, self.head_dim_v), tcgen05.OperandSource.TMEM,
+            self.group, (self.mma_m, self.head_dim_v), tcgen05.OperandSource.TMEM,
         )  # fmt: skip
 
     def _smem_layouts(self, mma_qk, mma_pv):
         """Shared-memory layouts of (Q tiles, K ring, V ring, O tiles)."""
-        qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
+        qk_tile, pv_tile = (self.mma_m, self.tile_n, self.head_dim), (self.mma_m, self.head_dim_v, self.tile_n)
         return (
             blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, NUM_TILES),
-            blackwell.make_smem_layout_b(mma_qk, qk_tile, self.dtype, self.k_stages),
+            blackwell.make_smem_layout_b(mma_qk, (*qk_tile[:2], self.part_columns), self.dtype, self.k_stages),
             blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.v_stages),
             blackwell.make_smem_layout_epi(self.out_dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
         )
@@ -270,14 +318,14 @@ class ForwardSm100:
             return cute.select(layout, mode=[0, 1, 2])
 
         rows = [1, 3, 2, 0]
-        qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
-        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        cluster = cute.tiled_divide(cute.make_layout((1, 1, 1)), (mma_qk.thr_id.shape,)).shape
+        qk_tile, pv_tile = (self.mma_m, self.tile_n, self.head_dim), (self.mma_m, self.head_dim_v, self.tile_n)
+        load = cpasync.CopyBulkTensorTileG2SOp(self.group)
+        cluster = cute.tiled_divide(cute.make_layout((self.num_ctas, 1, 1)), (mma_qk.thr_id.shape,)).shape
         q_map = cute.nvgpu.make_tiled_tma_atom_A(
             load, reordered(q, rows), one_stage(layouts[0]), qk_tile, mma_qk, cluster
         )
         k_map = cute.nvgpu.make_tiled_tma_atom_B(
-            load, reordered(k, rows), one_stage(layouts[1]), qk_tile, mma_qk, cluster
+            load, reordered(k, rows), one_stage(layouts[1]), (*qk_tile[:2], self.part_columns), mma_qk, cluster
         )
         v_map = cute.nvgpu.make_tiled_tma_atom_B(
             load, reordered(v, [3, 1, 2, 0]), one_stage(layouts[2]), pv_tile, mma_pv, cluster
@@ -293,7 +341,7 @@ class ForwardSm100:
     def _tiles(self, batch, seqlen_q, seqlen_k, num_heads, num_heads_kv):
         """Tile counts and fast divisors of the schedule; a "tile" here is the pair of Q tiles of one CTA."""
         divisor = cute.FastDivmodDivisorV2
-        num_m_blocks = cute.ceil_div(seqlen_q, NUM_TILES * TILE_M)
+        num_m_blocks = cute.ceil_div(seqlen_q, NUM_TILES * self.mma_m)
         num_tiles = num_m_blocks * num_heads * batch
         kv_bytes = seqlen_k.to(Int64) * ((self.head_dim + self.head_dim_v) * self.dtype.width // 8)
         group = longest_first.heads_per_group(kv_bytes, num_heads, num_heads_kv, batch).to(Int32)
@@ -347,17 +395,14 @@ class ForwardSm100:
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
             self._init_barriers(bars)
-            arch.alloc_tmem(self.tmem.num_columns, tmem_pointer)
+            arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=self.num_ctas == 2)
         if warp == LOAD_WARP:
             for tensor_map in (maps.q, maps.k, maps.v, maps.out):
                 cpasync.prefetch_descriptor(tensor_map)
-        fence_before_arrive()
-        arch.sync_threads()
-        fence_after_wait()
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        self._meet()
+        mma_pv = self._mma_pv()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
-        scores = [accumulator_at(mma_qk, (TILE_M, self.tile_n), tmem, c) for c in self.tmem.scores]
-        outputs = [accumulator_at(mma_pv, (TILE_M, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
+        outputs = [accumulator_at(mma_pv, (self.mma_m, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
 
         if warp < SOFTMAX_WARPS:
             arch.setmaxregister_increase(self.registers[0])
@@ -367,21 +412,65 @@ class ForwardSm100:
             self._correction_role(bars, stats, outputs, sO, lse, sink, descales, problem, tiles)
         else:
             arch.setmaxregister_decrease(self.registers[2])
-            if warp == MMA_WARP:
-                probabilities = [
-                    operand_a_at(mma_pv, (TILE_M, self.tile_n), tmem, c, self.dtype) for c in self.tmem.probabilities
-                ]
-                self._mma_role(bars, sQ, sK, sV, scores, probabilities, outputs, problem, tiles)
+            if (warp == MMA_WARP) & self._is_issuing():
+                self._mma_role(bars, sQ, sK, sV, tmem, problem, tiles)
             elif warp == LOAD_WARP:
                 self._load_role(bars, maps, sQ, sK, sV, problem, tiles)
             elif warp == STORE_WARP:
                 self._store_role(bars, maps, sO, problem, tiles)
+        self._meet()
+        if warp == MMA_WARP:
+            arch.relinquish_tmem_alloc_permit(is_two_cta=self.num_ctas == 2)
+            arch.dealloc_tmem(tmem, self.tmem.num_columns, is_two_cta=self.num_ctas == 2)
+
+    # What differs where two CTAs share every product (forward_sm100_two_cta.py).
+
+    @cute.jit
+    def _meet(self):
+        """All warps, with what they have done in tensor memory."""
         fence_before_arrive()
         arch.sync_threads()
         fence_after_wait()
-        if warp == MMA_WARP:
-            arch.relinquish_tmem_alloc_permit()
-            arch.dealloc_tmem(tmem, self.tmem.num_columns)
+
+    def _rank(self):
+        """Which of the CTAs that share a product this is."""
+        return 0
+
+    def _is_issuing(self):
+        """Whether this CTA issues the products."""
+        return True
+
+    def _first_index(self):
+        """Number of the first work item of this CTA."""
+        return arch.block_idx()[0]
+
+    def _index_step(self):
+        """From a work item to the next one of this CTA."""
+        return arch.grid_dim()[0]
+
+    def _m_tile(self, m_block, i):
+        """Number of this CTA's Q tile `i`, of 128 rows, of work item row `m_block`."""
+        return m_block * NUM_TILES + i
+
+    def _commit(self, barrier):
+        """Arrive on `barrier` when all products issued so far are complete."""
+        commit(barrier)
+
+    def _expect(self, barrier, num_bytes: int):
+        """The one arrival on a barrier that copies of `num_bytes` in this CTA complete. The whole warp calls."""
+        with arch.elect_one():
+            arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
+
+    def _arrive_issuer(self, barrier):
+        """One arrival of the whole warp on a barrier that the issuing warp waits for."""
+        self._arrive_warp(barrier)
+
+    def _ring_sizes(self, kv_stages: int) -> tuple[int, int]:
+        """Slots of K (of its parts) and of V, where their tiles differ in size. kv_stages: tiles K V K .. that fit."""
+        if self.k_parts == 1:
+            return kv_stages - 1, 1
+        columns = (kv_stages - kv_stages // 2) * self.head_dim + kv_stages // 2 * self.head_dim_v
+        return (columns - 2 * self.head_dim_v) // self.part_columns, 2
 
     def _num_slots(self) -> int:
         """Slots of K and V together; V's own ones, where it has them, come after K's."""
@@ -407,7 +496,7 @@ class ForwardSm100:
         """(number of barriers, arrivals a phase) for each field of Barriers."""
         return (
             (NUM_TILES, 1), (NUM_TILES, 1), (self._num_slots(), 1), (self._num_slots(), 1), (NUM_TILES, 1),
-            (NUM_TILES, 2 * WARPS_PER_TILE), (NUM_TILES, WARPS_PER_TILE),
+            (NUM_TILES, 2 * WARPS_PER_TILE * self.num_ctas), (NUM_TILES, WARPS_PER_TILE * self.num_ctas),
             (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES * WARPS_PER_TILE, 1),
             (NUM_TILES, 1), (NUM_TILES, WARPS_PER_TILE), (NUM_TILES, 1),
         )  # fmt: skip
@@ -438,7 +527,7 @@ class ForwardSm100:
         """Key blocks of a pair of Q tiles, the same for every role."""
         return block_range(
             m_block,
-            tile_m=NUM_TILES * TILE_M,
+            tile_m=NUM_TILES * self.mma_m,
             tile_n=self.tile_n,
             seqlen_q=problem.seqlen_q,
             seqlen_k=problem.seqlen_k,
@@ -452,27 +541,27 @@ class ForwardSm100:
     @cute.jit
     def _load_role(self, bars, maps, sQ, sK, sV, problem, tiles):
         """Warp 14: K0 Q0 Q1 V0 K1 V1 ... of every tile; the whole warp runs along, the DSL elects for each copy."""
-        index, turn = arch.block_idx()[0], Int32(0)
+        index, turn = self._first_index(), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
-        k_bytes, v_bytes = self._bytes(self.tile_n, self.head_dim), self._bytes(self.tile_n, self.head_dim_v)
+        v_bytes = self._bytes(self.tile_n, self.head_dim_v)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             kv_head = tile.head // tiles.heads_per_kv
-            thread_qk, thread_pv = self._mma_qk().get_slice(0), self._mma_pv().get_slice(0)
-            gQ = cute.local_tile(maps.q_coordinates, (TILE_M, self.head_dim), (None, 0, tile.head, tile.batch))
-            gK = cute.local_tile(maps.k_coordinates, (self.tile_n, self.head_dim), (None, 0, kv_head, tile.batch))
+            thread_qk, thread_pv = self._mma_qk().get_slice(self._rank()), self._mma_pv().get_slice(self._rank())
+            gQ = cute.local_tile(maps.q_coordinates, (self.mma_m, self.head_dim), (None, 0, tile.head, tile.batch))
+            part_shape = (self.tile_n, self.part_columns)
+            gK = cute.local_tile(maps.k_coordinates, part_shape, (None, None, kv_head, tile.batch))
             gV = cute.local_tile(maps.v_coordinates, (self.head_dim_v, self.tile_n), (0, None, kv_head, tile.batch))
             qs, gQ = _copy_views(maps.q, sQ, thread_qk.partition_A(gQ))
             ks, gK = _copy_views(maps.k, sK, thread_qk.partition_B(gK))
             vs, gV = _copy_views(maps.v, sV, thread_pv.partition_B(gV))
             block = blocks.end - 1
-            self._fill_slot(bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes)
+            k_slot = self._fill_parts(bars, maps.k, gK, ks, block, k_slot)
             for i in cutlass.range_constexpr(NUM_TILES):
                 arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
-                with arch.elect_one():
-                    arch.mbarrier_arrive_and_expect_tx(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
+                self._expect(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
                 cute.copy(maps.q, gQ[None, tile.m_block * NUM_TILES + i], qs[None, i], tma_bar_ptr=bars.q_full + i)
             place = self._v_barrier(v_slot)
             self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
@@ -480,16 +569,28 @@ class ForwardSm100:
             v_slot = self._next_v(k_slot, v_slot)
             block = block - 1
             while block >= blocks.begin:
-                self._fill_slot(
-                    bars, maps.k, gK[None, block], ks[None, k_slot.stage], k_slot.stage, k_slot.phase, k_bytes
-                )
+                k_slot = self._fill_parts(bars, maps.k, gK, ks, block, k_slot)
                 place = self._v_barrier(v_slot)
                 self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
                 k_slot = self._next_k(k_slot, v_slot)
                 v_slot = self._next_v(k_slot, v_slot)
                 block = block - 1
             turn = turn + 1
-            index = index + arch.grid_dim()[0]
+            index = index + self._index_step()
+
+    def _k_slots(self, slot: Cursor):
+        """The slots of all parts of a K tile whose first part is in `slot`."""
+        slots = [slot]
+        while len(slots) < self.k_parts:
+            slots.append(slots[-1].next(self.k_stages))
+        return slots
+
+    def _fill_parts(self, bars, atom, gK, ks, block, slot):
+        """Copy a K tile part by part; returns the slot of the last one."""
+        slots, num_bytes = self._k_slots(slot), self._bytes(self.tile_n, self.part_columns)
+        for part, (stage, phase) in enumerate(slots):
+            self._fill_slot(bars, atom, gK[None, block, part], ks[None, stage], stage, phase, num_bytes)
+        return slots[-1]
 
     def _bytes(self, rows: int, columns: int) -> int:
         """Bytes of a tile in the input type."""
@@ -499,58 +600,109 @@ class ForwardSm100:
     def _fill_slot(self, bars, atom, source, target, place, phase, num_bytes: cutlass.Constexpr[int]):
         """Copy one K or V tile into slot number `place` once its last reader is done."""
         arch.mbarrier_wait(bars.kv_empty + place, phase ^ 1)
-        with arch.elect_one():
-            arch.mbarrier_arrive_and_expect_tx(bars.kv_full + place, num_bytes)
+        self._expect(bars.kv_full + place, num_bytes // self.num_ctas)
         cute.copy(atom, source, target, tma_bar_ptr=bars.kv_full + place)
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _mma_role(self, bars, sQ, sK, sV, scores, probabilities, outputs, problem, tiles):
+    def _mma_role(self, bars, sQ, sK, sV, tmem, problem, tiles):
         """Warp 12: S = Q K^T of the next block goes out right behind O += P V of the same tile's last one."""
         mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
-        index, turn, block_count = arch.block_idx()[0], Int32(0), Int32(0)
+        index, turn, block_count = self._first_index(), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
+        queries = [self._operand(fQ[None, None, None, i]) for i in range(NUM_TILES)]
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
+            first_keys = self._keys(fK, k_slot)
             for i in cutlass.range_constexpr(NUM_TILES):
                 arch.mbarrier_wait(bars.q_full + i, turn & 1)
-                self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
-            commit(bars.kv_empty + k_slot.stage)
-            accumulate = cutlass.Boolean(False)
+                self._issue_qk(bars, tmem, queries[i], first_keys, i)
+            k_slot = self._k_slots(k_slot)[-1]
+            accumulate = Int32(0)
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
                 k_slot = self._next_k(k_slot, v_slot)
+                keys = self._keys(fK, k_slot)
+                values = self._operand(fV[None, None, None, v_slot.stage])
                 arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
                 for i in cutlass.range_constexpr(NUM_TILES):
-                    self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
+                    self._issue_pv(bars, tmem, values, i, block_count, accumulate)
                     if const_expr(i == NUM_TILES - 1):
-                        commit(bars.kv_empty + self._v_barrier(v_slot))
-                    if const_expr(i == 0):
-                        arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
-                    self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
-                commit(bars.kv_empty + k_slot.stage)
-                accumulate = cutlass.Boolean(True)
+                        self._commit(bars.kv_empty + self._v_barrier(v_slot))
+                    self._issue_qk(bars, tmem, queries[i], keys, i)
+                k_slot = self._k_slots(k_slot)[-1]
+                accumulate = Int32(1)
                 v_slot = self._next_v(k_slot, v_slot)
                 block_count = block_count + 1
                 remaining = remaining - 1
             if const_expr(self.separate_output):
                 for i in cutlass.range_constexpr(NUM_TILES):
-                    commit(bars.q_empty + i)
+                    self._commit(bars.q_empty + i)
+            last_values = self._operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
             for i in cutlass.range_constexpr(NUM_TILES):
-                self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
-                commit(bars.o_full + i)
-            commit(bars.kv_empty + self._v_barrier(v_slot))
+                self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
+                self._commit(bars.o_full + i)
+            self._commit(bars.kv_empty + self._v_barrier(v_slot))
             k_slot = self._next_k(k_slot, v_slot)
             v_slot = self._next_v(k_slot, v_slot)
             block_count = block_count + 1
             turn = turn + 1
-            index = index + arch.grid_dim()[0]
+            index = index + self._index_step()
+
+    def _operand(self, fragment):
+        """One stage of an operand in shared memory, for _issue."""
+        return shared_operand(fragment) if self.issues_chains else fragment
+
+    def _issue(self, mma, column: int, tmem, a, b, begin: int, end: int, accumulate):
+        """The accumulator at `column` (+)= A B over k-steps [begin, end)."""
+        n = mma.shape_mnk[1]
+        if self.issues_chains:
+            descriptor = instruction_descriptor(self.dtype, self.mma_m, n, mma.op.b_major_mode == OperandMajorMode.MN)
+            multiply_chain(tmem.toint() + column, a, b, begin, end, accumulate, descriptor, self.num_ctas)
+        else:
+            keep = accumulate if isinstance(accumulate, int) else accumulate != 0
+            multiply(mma, accumulator_at(mma, (self.mma_m, n), tmem, column), a, b, begin, end, keep)
+
+    def _keys(self, fK, slot: Cursor):
+        """(slot, operand) of every part of a K tile."""
+        return [(part, self._operand(fK[None, None, None, part.stage])) for part in self._k_slots(slot)]
+
+    def _issue_qk(self, bars, tmem, queries, keys, i: int):
+        """S[i] = Q[i] K^T. The first tile's product waits for K, the last one's releases it."""
+        steps = self.part_columns // self.mma_k
+        for part, (slot, operand) in enumerate(keys):
+            if i == 0:
+                arch.mbarrier_wait(bars.kv_full + slot.stage, slot.phase)
+            if self.k_parts > 1:
+                own = queries._replace(steps=queries.steps[part * steps : (part + 1) * steps])
+            else:
+                own = queries
+            self._issue(self._mma_qk(), self.tmem.scores[i], tmem, own, operand, 0, steps, int(part > 0))
+            if part == self.k_parts - 1:
+                self._commit(bars.s_full + i)
+            if i == NUM_TILES - 1:
+                self._commit(bars.kv_empty + slot.stage)
+
+    def _issue_pv(self, bars, tmem, values, i: int, block_count, accumulate):
+        """O[i] (+)= P[i] V, starting when three quarters of P are there."""
+        mma, column = self._mma_pv(), self.tmem.probabilities[i]
+        if self.issues_chains:
+            probabilities = tensor_operand(tmem.toint() + column, self.tile_n)
+        else:
+            probabilities = operand_a_at(mma, (self.mma_m, self.tile_n), tmem, column, self.dtype)
+        steps = self.tile_n // self.mma_k
+        early = steps * 3 // 4
+        arch.mbarrier_wait(bars.p_ready + i, block_count & 1)
+        fence_after_wait()
+        self._issue(mma, self.tmem.outputs[i], tmem, probabilities, values, 0, early, accumulate)
+        arch.mbarrier_wait(bars.p_last + i, block_count & 1)
+        fence_after_wait()
+        self._issue(mma, self.tmem.outputs[i], tmem, probabilities, values, early, steps, 1)
 
     @cute.jit
     def _multiply_qk(self, bars, accumulator, fQ, fK, i: cutlass.Constexpr[int], slot):
@@ -585,8 +737,8 @@ class ForwardSm100:
     def _softmax_role(self, i, bars, stats, tmem, descales, problem, tiles):
         """Warps 4 i .. 4 i + 3, i = 0 or 1: thread t owns row t of Q tile i."""
         row = arch.thread_idx()[0] % TILE_M
-        scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
-        index, block_count, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
+        scores = accumulator_at(self._mma_qk(), (self.mma_m, self.tile_n), tmem, i * self.tile_n)
+        index, block_count, stats_count = self._first_index(), Int32(0), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
@@ -594,7 +746,7 @@ class ForwardSm100:
             block_count, stats_count = self._softmax_tile(
                 i, bars, stats, scores, row, tile.m_block, blocks, scaled, block_count, stats_count
             )
-            index = index + arch.grid_dim()[0]
+            index = index + self._index_step()
 
     def _descaled(self, problem, descales, batch, kv_head):
         """The problem with its scales times the factors of q and k, where there are any."""
@@ -622,7 +774,7 @@ class ForwardSm100:
             if (block >= blocks.inner_end) | (block < blocks.inner_begin):
                 # The limits are computed where they are needed: registers are short between the blocks.
                 begin, end = (
-                    self._visible((m_block * NUM_TILES + i) * TILE_M + row, problem)
+                    self._visible(self._m_tile(m_block, i) * TILE_M + row, problem)
                     if const_expr(limits is None)
                     else limits
                 )
@@ -638,8 +790,8 @@ class ForwardSm100:
             reference_log2 = safe * problem.scale_log2
             if const_expr(self.max_offset > 0):
                 reference_log2 = reference_log2 - Float32(self.max_offset)
-            self._store_probabilities(i, bars, scores, values, row, reference_log2, problem.scale_log2)
-            total = total * factor + score_rows.row_sum(values)
+            sums = self._store_probabilities(i, bars, scores, values, row, reference_log2, problem.scale_log2)
+            total = total * factor + score_rows.total_of(sums)
             block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
         self._send_stats(i, bars, stats, row, stats_count, total, reference)
         return block_count, stats_count + 1
@@ -682,25 +834,41 @@ class ForwardSm100:
 
     @cute.jit
     def _store_probabilities(self, i, bars, scores, values, row, reference_log2, scale_log2):
-        """exp2 and conversion a fragment at a time, into the upper half of the score columns."""
+        """exp2 and conversion a few columns at a time, into the upper half of the score columns; returns sums of the
+        row for score_rows.total_of."""
         packed = cute.make_tensor(
             scores.iterator + self.tile_n // 2,
             cute.make_layout(((TILE_M, self.tile_n * self.dtype.width // 32), 1, 1), stride=((TMEM_LANE, 1), 0, 0)),
         )
-        words_stored = STORE_COLUMNS * self.dtype.width // 32
-        store, target = correction.row_copies(packed, words_stored, row, True)
+        store, target = correction.row_copies(packed, STORE_COLUMNS * self.dtype.width // 32, row, True)
+        early, sums, summed = self.tile_n * 3 // 4, None, 0
         for begin in cutlass.range_constexpr(0, self.tile_n, STORE_COLUMNS):
-            score_rows.probabilities(values, begin, begin + STORE_COLUMNS, reference_log2, scale_log2, *self.exp2)
-            piece = begin // STORE_COLUMNS
-            converted = cute.make_rmem_tensor((STORE_COLUMNS,), self.dtype)
-            converted.store(_piece(values, piece, STORE_COLUMNS).load().reshape(converted.shape).to(self.dtype))
-            words = _piece(cute.recast_tensor(converted, Float32), 0, words_stored)
-            cute.copy(store, words, target[None, None, piece])
-            if const_expr(begin + STORE_COLUMNS in (self.tile_n * 3 // 4, self.tile_n)):
-                arch.fence_view_async_tmem_store()
-                fence_before_arrive()
-                is_last = begin + STORE_COLUMNS == self.tile_n
-                self._arrive_warp((bars.p_last if const_expr(is_last) else bars.p_ready) + i)
+            if const_expr(begin < early or not self.exponentials_first):
+                score_rows.probabilities(values, begin, begin + STORE_COLUMNS, reference_log2, scale_log2, *self.exp2)
+            self._store_piece(values, store, target, begin // STORE_COLUMNS)
+            if const_expr(begin + STORE_COLUMNS == early):
+                if const_expr(self.exponentials_first):
+                    score_rows.probabilities(values, early, self.tile_n, reference_log2, scale_log2, *self.exp2)
+                self._arrive_stored(bars.p_ready + i)
+                if const_expr(self.exponentials_first):
+                    sums, summed = score_rows.add_to_sums(None, values, 0, early), early
+        self._arrive_stored(bars.p_last + i)
+        return score_rows.add_to_sums(sums, values, summed, self.tile_n)
+
+    @cute.jit
+    def _arrive_stored(self, barrier):
+        """Says that what this warp has stored to tensor memory is there."""
+        arch.fence_view_async_tmem_store()
+        fence_before_arrive()
+        self._arrive_issuer(barrier)
+
+    @cute.jit
+    def _store_piece(self, values, store, target, piece: cutlass.Constexpr[int]):
+        """Sixteen probabilities of a row in the input type, to tensor memory."""
+        converted = cute.make_rmem_tensor((STORE_COLUMNS,), self.dtype)
+        converted.store(_piece(values, piece, STORE_COLUMNS).load().reshape(converted.shape).to(self.dtype))
+        words = _piece(cute.recast_tensor(converted, Float32), 0, STORE_COLUMNS * self.dtype.width // 32)
+        cute.copy(store, words, target[None, None, piece])
 
     @cute.jit
     def _arrive_warp(self, barrier):
@@ -724,13 +892,13 @@ class ForwardSm100:
     def _correction_role(self, bars, stats, outputs, sO, lse, sink, descales, problem, tiles):
         """Warps 8 - 11: thread t owns row t of both Q tiles."""
         row = arch.thread_idx()[0] % TILE_M
-        index, turn, stats_count = arch.block_idx()[0], Int32(0), Int32(0)
+        index, turn, stats_count = self._first_index(), Int32(0), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             for i in cutlass.range_constexpr(NUM_TILES):
                 self._receive_stats(i, bars, stats, row, stats_count)
-                self._arrive_warp(bars.p_ready + i)
+                self._arrive_issuer(bars.p_ready + i)
             stats_count = stats_count + 1
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
@@ -755,12 +923,12 @@ class ForwardSm100:
                 fence_before_arrive()
                 arch.fence_proxy("async.shared", space="cta")
                 self._arrive_warp(bars.store_full + i)
-                query = (tile.m_block * NUM_TILES + i) * TILE_M + row
+                query = self._m_tile(tile.m_block, i) * TILE_M + row
                 if query < problem.seqlen_q:
                     lse[tile.batch, tile.head, query] = correction.log_sum_exp(reference, total, scale_log2)
             stats_count = stats_count + 1
             turn = turn + 1
-            index = index + arch.grid_dim()[0]
+            index = index + self._index_step()
 
     @cute.jit
     def _correct(self, i: cutlass.Constexpr[int], bars, stats, output, row, stats_count):
@@ -770,7 +938,7 @@ class ForwardSm100:
             fence_after_wait()
             correction.rescale(output, factor, row)
             fence_before_arrive()
-        self._arrive_warp(bars.p_ready + i)
+        self._arrive_issuer(bars.p_ready + i)
 
     @cute.jit
     def _join_sink(self, reference, total, logit, scale_log2):
@@ -805,7 +973,7 @@ class ForwardSm100:
     @cute.jit
     def _store_role(self, bars, maps, sO, problem, tiles):
         """Warp 13: output tiles to global memory; the tensor map clips rows beyond the sequence."""
-        index, turn = arch.block_idx()[0], Int32(0)
+        index, turn = self._first_index(), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             gO = cute.local_tile(maps.out_coordinates, (TILE_M, self.head_dim_v), (None, 0, tile.head, tile.batch))
@@ -815,7 +983,7 @@ class ForwardSm100:
             for i in cutlass.range_constexpr(NUM_TILES):
                 arch.mbarrier_wait(bars.store_full + i, turn & 1)
                 with arch.elect_one():
-                    cute.copy(maps.out, shared[None, i], target[None, tile.m_block * NUM_TILES + i])
+                    cute.copy(maps.out, shared[None, i], target[None, self._m_tile(tile.m_block, i)])
                     arch.cp_async_bulk_commit_group()
             for i in cutlass.range_constexpr(NUM_TILES):
                 with arch.elect_one():
@@ -824,6 +992,6 @@ class ForwardSm100:
                     if const_expr(not self.separate_output):
                         arch.mbarrier_arrive(bars.q_empty + i)
             turn = turn + 1
-            index = index + arch.grid_dim()[0]
+            index = index + self._index_step()
         with arch.elect_one():
             arch.cp_async_bulk_wait_group(0, read=False)

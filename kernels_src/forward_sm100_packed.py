@@ -137,6 +137,8 @@ class ForwardSm100Packed(ForwardSm100):
     Raises: ValueError for a combination that cannot run.
     """
 
+    exponentials_first = False  # the limits of a row stay in registers
+
     def __init__(self, *, layout: str, has_split: bool, **common):
         if layout not in ("varlen", "paged"):
             raise ValueError(f"layout {layout!r}: must be varlen or paged")

@@ -60,9 +60,9 @@ def test_hopper_forward_rows(variant_id, tile, consumers, registers):
     [
         # (frequency, start), (softmax, correction, other) registers
         ("fwd-sm100a-bf16-hd64-full", (16, 1), (184, 104, 40)),
-        ("fwd-sm100a-bf16-hd128-full-2cta", (10, 1), (184, 80, 64)),
+        ("fwd-sm100a-bf16-hd128-full-2cta", (16, 1), (184, 104, 40)),
         ("fwd-sm100a-fp16-hd128-causal", (16, 1), (184, 104, 40)),
-        ("fwd-sm100a-bf16-hd192x128-full-2cta", (16, 0), (184, 80, 64)),
+        ("fwd-sm100a-bf16-hd192x128-full-2cta", (16, 0), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd192x128-causal", (32, 1), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd256-full-2cta", (14, 0), (256, 160, 48)),
         ("fwd-sm100a-bf16-hd256-causal-2cta", (14, 0), (256, 160, 48)),
@@ -77,9 +77,9 @@ def test_hopper_forward_rows(variant_id, tile, consumers, registers):
         ("fwd-sm100a-bf16-hd192x128-full", (0, 0), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd256-full", (0, 0), (184, 104, 112)),
         ("fwd-sm103a-bf16-hd64-full", (0, 0), (184, 104, 40)),
-        ("fwd-sm103a-bf16-hd128-full-2cta", (0, 0), (176, 80, 80)),
+        ("fwd-sm103a-bf16-hd128-full-2cta", (0, 0), (184, 104, 40)),
         ("fwd-sm103a-bf16-hd128-causal", (0, 0), (184, 104, 40)),
-        ("fwd-sm103a-bf16-hd192x128-full-2cta", (0, 0), (176, 64, 96)),
+        ("fwd-sm103a-bf16-hd192x128-full-2cta", (0, 0), (184, 104, 40)),
         ("fwd-sm103a-bf16-hd192x128-causal", (0, 0), (184, 104, 40)),
     ],
 )
@@ -94,7 +94,7 @@ def test_blackwell_forward_rows(variant_id, exp2, registers):
 @pytest.mark.parametrize(
     ("variant_id", "share"),
     [
-        ("fwd-sm100a-bf16-hd128-full-2cta", 0.1875),  # 12 of 32 columns in fragments 1 and 2, of 4
+        ("fwd-sm100a-bf16-hd128-full-2cta", 0.125),  # 8 of 32 columns in fragments 1 and 2, of 4
         ("fwd-sm100a-bf16-hd128-causal", 0.125),  # 8 of 32 in two fragments
         ("fwd-sm100a-bf16-hd192x128-full-2cta", 0.1875),  # 8 of 32 in three fragments
         ("fwd-sm100a-bf16-hd192x128-causal", 0.0625),  # 4 of 32 in two fragments
@@ -124,7 +124,8 @@ def test_exp2_is_native_wherever_the_unit_is_fast():
         ("fwd-sm100a-bf16-hd128-full", 3),  # (224 - 64 - 64) / 32
         ("fwd-sm100a-bf16-hd128-full-2cta", 6),  # tiles halved
         ("fwd-sm100a-bf16-hd64-full", 10),  # (224 - 32 - 32) / 16
-        ("fwd-sm100a-bf16-hd192x128-causal", 3),  # (224 - 96) / 48 = 2, and one uneven slot
+        ("fwd-sm100a-bf16-hd192x128-causal", 3),  # K V K: 48 + 32 + 48 of 224 - 96
+        ("fwd-sm100a-bf16-hd192x128-full-2cta", 6),  # three of 24 and three of 16, of 128
         ("fwd-sm100a-bf16-hd256-full-2cta", 5),  # (224 - 64) / 32, one Q stage, O over Q
         ("fwd-sm100a-bf16-hd128-full-varlen-split", 5),  # rows of O through the memory of Q: (224 - 64) / 32
     ],

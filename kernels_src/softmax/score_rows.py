@@ -86,14 +86,26 @@ def probabilities(
             scores[i + 1] = arch.exp2(x1)
 
 
-@cute.jit
-def row_sum(values) -> Float32:
-    """Sum of a row of fp32 probabilities: four packed chains in a fixed order, so the bits never vary."""
-    sums = [(values[2 * i], values[2 * i + 1]) for i in range(4)]
-    for i in cutlass.range_constexpr(8, cute.size(values), 8):
-        for chain in cutlass.range_constexpr(4):
-            sums[chain] = arch.add_packed_f32x2(sums[chain], (values[i + 2 * chain], values[i + 2 * chain + 1]))
-    low = arch.add_packed_f32x2(sums[0], sums[1])
-    high = arch.add_packed_f32x2(sums[2], sums[3])
+SUM_CHAINS = 4  # of packed pairs: the latency of one addition is hidden by the others
+
+
+def add_to_sums(sums, values, begin: int, end: int):
+    """Four packed sums and columns [begin, end) of a row of fp32 probabilities; begins them with sums None.
+
+    Pairs go to the chains in turn, so the order of additions, and with it the bits, does not depend on where the row
+    is cut. begin, end: multiples of 8.
+    """
+    pairs = [(values[i], values[i + 1]) for i in range(begin, end, 2)]
+    if sums is None:
+        sums, pairs = pairs[:SUM_CHAINS], pairs[SUM_CHAINS:]
+    sums = list(sums)
+    for number, pair in enumerate(pairs):
+        sums[number % SUM_CHAINS] = arch.add_packed_f32x2(sums[number % SUM_CHAINS], pair)
+    return sums
+
+
+def total_of(sums) -> Float32:
+    """The sum of `add_to_sums`."""
+    low, high = arch.add_packed_f32x2(sums[0], sums[1]), arch.add_packed_f32x2(sums[2], sums[3])
     total = arch.add_packed_f32x2(low, high)
     return total[0] + total[1]
