@@ -197,6 +197,7 @@ class _Sm90Row:
     tile_n: int
     registers: tuple[int, int]
     kv_stages: int = 2
+    q_stages: int = 1
     order: str = "natural"
     persistent: bool = False
     separate_output: bool = False
@@ -339,7 +340,15 @@ def _sm90_row(variant: Variant) -> _Sm90Row:
     row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
     if variant.layout == "dense":
         return row
-    return replace(row, registers=_SM90_PACKED_REGISTERS[row.registers, variant.layout])
+    # Two tiles of Q take the place of one of Q and one of O: the next is gathered while this one is computed.
+    overlaps = row.persistent and row.separate_output and row.head_dims != (192, 128)
+    return replace(
+        row,
+        registers=_SM90_PACKED_REGISTERS[row.registers, variant.layout],
+        q_stages=2 if overlaps else 1,
+        persistent=row.persistent and row.head_dims != (192, 128),  # two tiles of 192 columns do not fit beside K and V
+        separate_output=False,
+    )
 
 
 def _sm90_forward(variant: Variant) -> TuningRow:
@@ -349,7 +358,7 @@ def _sm90_forward(variant: Variant) -> TuningRow:
     tuning = Tuning(
         tile_m=row.tile_m,
         tile_n=row.tile_n,
-        q_stages=1,
+        q_stages=row.q_stages,
         kv_stages=row.kv_stages,
         consumer_warpgroups=row.tile_m // 64,  # a warpgroup's matrix instruction has 64 rows
         consumer_registers=consumer_registers,

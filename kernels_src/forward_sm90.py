@@ -134,15 +134,18 @@ class ForwardSm90:
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
     def _smem_layouts(self):
-        """Layouts of Q, K, V and O; the last mode counts warpgroups (Q, O) or stages (K, V)."""
-        groups, rows = self.roles.consumer_warpgroups, ROWS_PER_WARPGROUP
+        """Layouts of Q, K, V and O; the last mode counts tiles of 64 rows (Q, O) or stages (K, V)."""
+        tiles, rows = self._query_tiles(), ROWS_PER_WARPGROUP
         scores_shape, output_shape = (rows, self.tile_n, self.head_dim), (rows, self.head_dim_v, self.tile_n)
         return (
-            hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, scores_shape, self.dtype, groups),
+            hopper.make_smem_layout_a(LayoutEnum.ROW_MAJOR, scores_shape, self.dtype, tiles),
             hopper.make_smem_layout_b(LayoutEnum.ROW_MAJOR, scores_shape, self.dtype, self.kv_stages),
             hopper.make_smem_layout_b(LayoutEnum.COL_MAJOR, output_shape, self.dtype, self.kv_stages),
-            hopper.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, (rows, self.head_dim_v), groups),
+            hopper.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, (rows, self.head_dim_v), tiles),
         )
+
+    def _query_tiles(self) -> int:
+        return self.roles.consumer_warpgroups
 
     @cute.jit
     def __call__(
@@ -365,6 +368,7 @@ class ForwardSm90:
                 self._take_turn(0)
 
     def _consumer(self, queries, keys, values, problem, group) -> Consumer:
+        """What a warpgroup computes with; its queries are tile number `group`."""
         thread = arch.thread_idx()[0] % THREADS_PER_WARPGROUP
         scores_mma = wgmma.scores_mma(self.dtype, self.tile_n, accumulate=True)
         output_mma = wgmma.output_mma(self.dtype, self.head_dim_v)

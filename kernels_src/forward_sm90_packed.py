@@ -89,17 +89,20 @@ class ForwardSm90Packed(ForwardSm90):
 
     Args: as ForwardSm90, and
         layout: "varlen" or "paged". split: keys are shared out among CTAs; then not persistent.
-        persistent: a CTA takes TILES_PER_CTA tiles.
+        persistent: a CTA takes TILES_PER_CTA tiles. q_stages: of Q; with 2, a tile's queries are gathered while the one
+            before is computed. The tile of O always lies where the tile of Q did.
     Raises: ValueError for a combination that cannot run.
     """
 
-    def __init__(self, *, layout: str, split: bool = False, **dense):
+    def __init__(self, *, layout: str, split: bool = False, q_stages: int = 1, **dense):
+        self.layout, self.split, self.q_stages = layout, split, q_stages
         super().__init__(**dense)
-        self.layout, self.split = layout, split
         if layout not in (VARLEN, PAGED):
             raise ValueError(f"layout {layout!r}: must be {VARLEN} or {PAGED}")
         if split and self.persistent:
             raise ValueError("split: a CTA takes one share of one tile; persistent must be False")
+        if self.separate_output:
+            raise ValueError("separate_output: O lies in Q's shared memory here; use q_stages to overlap tiles")
         if self.tile_n % paged_keys.BOX_ROWS:
             raise ValueError(f"tile_n {self.tile_n}: must be a multiple of {paged_keys.BOX_ROWS}")
 
@@ -190,7 +193,7 @@ class ForwardSm90Packed(ForwardSm90):
                 cpasync.prefetch_descriptor(atom)
             with arch.elect_one():
                 for ring, stages, fills in (
-                    (queries, 1, GATHER_WARPS),
+                    (queries, self.q_stages, GATHER_WARPS),
                     (keys, self.kv_stages, self.counts.tile_full),
                     (values, self.kv_stages, self.counts.tile_full),
                 ):
@@ -222,28 +225,32 @@ class ForwardSm90Packed(ForwardSm90):
         return 2 * self.kv_stages
 
     def _allocate_shared_packed(self) -> tuple:
-        """Rings of Q (one stage with a tile per warpgroup), K and V, the tiles of O, and the notice of the tile."""
+        """Rings of Q (a tile per warpgroup and stage), K and V, the tiles of O, and a notice for each stage of Q."""
         shared = memory.SmemAllocator()
         q_layout, k_layout, v_layout, o_layout = self._smem_layouts()
-        barriers = shared.allocate_array(Int64, 2 * (1 + 2 * self.kv_stages) + 1)
-        notice = cute.make_tensor(
-            shared.allocate_array(Int32, len(PackedWork._fields)), cute.make_layout(len(PackedWork._fields))
-        )
+        barriers = shared.allocate_array(Int64, 2 * (self.q_stages + 2 * self.kv_stages) + 1)
+        fields = len(PackedWork._fields)
+        notice = shared.allocate_tensor(Int32, cute.make_layout((fields, self.q_stages)), byte_alignment=16)
         rings = []
-        for layout, stages in ((q_layout, 1), (k_layout, self.kv_stages), (v_layout, self.kv_stages)):
+        for layout, stages in (
+            (q_layout, self.q_stages),
+            (k_layout, self.kv_stages),
+            (v_layout, self.kv_stages),
+        ):
             tiles = shared.allocate_tensor(self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
             rings.append(Ring(tiles, barriers, barriers + stages))
             barriers = barriers + 2 * stages
         if self.split:
             outputs = None  # partial results go straight from registers to memory
-        elif self.separate_output:
-            outputs = shared.allocate_tensor(self.dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
         else:
             # The tile of O starts where the same warpgroup's tile of Q does: nobody else reads that.
             tile = cute.select(o_layout.outer, mode=[0, 1])
-            groups = cute.make_layout(self.roles.consumer_warpgroups, stride=ROWS_PER_WARPGROUP * self.head_dim)
-            outputs = cute.make_tensor(rings[0].tiles.iterator, cute.append(tile, groups))
+            places = cute.make_layout(self._query_tiles(), stride=ROWS_PER_WARPGROUP * self.head_dim)
+            outputs = cute.make_tensor(rings[0].tiles.iterator, cute.append(tile, places))
         return (*rings, outputs, notice)
+
+    def _query_tiles(self) -> int:
+        return self.roles.consumer_warpgroups * self.q_stages
 
     # --- which tile -------------------------------------------------------------------------------------------------
 
@@ -323,11 +330,11 @@ class ForwardSm90Packed(ForwardSm90):
             wait_empty(queries, q_at)
             if worker == 0:
                 for i in cutlass.range_constexpr(len(PackedWork._fields)):
-                    notice[i] = work[i]
+                    notice[i, q_at.stage] = work[i]
             if (work.is_valid == 1) & (work.begin < work.end):
                 row_gather.gather_packed_rows(
                     q,
-                    queries.tiles.iterator.toint(),
+                    queries.tiles.iterator.toint() + q_at.stage * self._bytes(self.roles.tile_m, self.head_dim),
                     work.m_block * self.roles.tile_m,
                     work.seqlen_q * problem.group_size,
                     work.first_query,
@@ -344,8 +351,8 @@ class ForwardSm90Packed(ForwardSm90):
                 arch.fence_proxy("async.shared", space="cta")
             arch.sync_warp()
             with arch.elect_one():
-                arch.mbarrier_arrive(queries.full)
-            q_at = q_at.next(1)
+                arch.mbarrier_arrive(queries.full + q_at.stage)
+            q_at = q_at.next(self.q_stages)
 
     @cute.jit
     def _load_keys_and_values(self, copies: Copies, keys, values, problem: PackedProblem):
@@ -484,21 +491,29 @@ class ForwardSm90Packed(ForwardSm90):
                 self._hand_over_turn(0)
         for round_ in cutlass.range(self._rounds(), unroll=1):
             wait_full(queries, q_at)
-            tile = PackedWork(*(arch.make_warp_uniform(notice[i]) for i in range(len(PackedWork._fields))))
+            tile = PackedWork(*(arch.make_warp_uniform(notice[i, q_at.stage]) for i in range(len(PackedWork._fields))))
             if (tile.is_valid == 1) & (tile.begin < tile.end):
+                work = self._with_queries(work, queries, q_at)
                 k_at, v_at = self._attend(work, queries, q_at, k_at, v_at, tile, problem)
-                self._write_packed(work, outputs, out, lse, tile, problem)
-                if const_expr(not self.separate_output):
-                    release(queries, q_at)
+                self._write_packed(work, outputs, q_at, out, lse, tile, problem)
             else:
                 if const_expr(self.split):
                     if tile.is_valid == 1:
                         self._write_no_keys(work, lse, tile, problem)
-                release(queries, q_at)
-            q_at = q_at.next(1)
+            release(queries, q_at)
+            q_at = q_at.next(self.q_stages)
         if const_expr(self.ping_pong):
             if group == 0:
                 self._take_turn(0)
+
+    def _with_queries(self, work: Consumer, queries: Ring, at: Cursor) -> Consumer:
+        """The same with the queries of a stage."""
+        if self.q_stages == 1:
+            return work
+        place = at.stage * self.roles.consumer_warpgroups + work.group
+        mma = work.scores_mma
+        tiles = mma.make_fragment_A(mma.get_slice(0).partition_A(queries.tiles))
+        return work._replace(queries=tiles[None, None, None, place])
 
     def _lengths(self, tile: PackedWork, problem) -> tuple:
         return tile.seqlen_q, tile.seqlen_k
@@ -508,7 +523,7 @@ class ForwardSm90Packed(ForwardSm90):
         return first_row // problem.by_group_size, (first_row + 8) // problem.by_group_size
 
     @cute.jit
-    def _write_packed(self, work: Consumer, outputs, out, lse, tile: PackedWork, problem: PackedProblem):
+    def _write_packed(self, work: Consumer, outputs, at: Cursor, out, lse, tile: PackedWork, problem: PackedProblem):
         """Normalises O and stores its rows that exist, and their LSE."""
         sinks = None
         if const_expr(problem.sink is not None):
@@ -527,9 +542,9 @@ class ForwardSm90Packed(ForwardSm90):
                     address = row_gather.row_address(partial, tile.first_query + token, first_head + head)
                     epilogue_store.store_row(rows, r, address + wgmma.column_of_thread(work.thread) * 4)
         else:
-            # The memory is free once every thread has read its last rows, or, where it is Q's, every warp its scores.
+            # The memory is free once every warp's last scores have read their queries.
             self._sync_group(work.group)
-            shared = outputs[None, None, work.group]
+            shared = outputs[None, None, at.stage * self.roles.consumer_warpgroups + work.group]
             epilogue_store.write_tile(work.output_mma, work.output, shared, self.dtype, work.thread)
             self._sync_group(work.group)
             row_gather.store_packed_rows(
