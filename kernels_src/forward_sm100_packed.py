@@ -37,7 +37,7 @@ from kernels_src.masking.block_range import FULL, BlockRange, visible_blocks
 from kernels_src.masking.split_share import split_share
 from kernels_src.memory.packed_output import store_tile_rows, zero_rows_of_output
 from kernels_src.memory.paged_keys import BOX_ROWS, box_start, fits_boxes, place_of
-from kernels_src.memory.row_gather import gather_packed_rows, gather_paged_rows, packed_row
+from kernels_src.memory.row_gather import gather_packed_rows, gather_paged_rows, packed_row, row_address
 from kernels_src.memory.swizzled_rows import chunk_columns
 from kernels_src.memory.value_tail import zero_rows
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, operand_a_at
@@ -648,18 +648,16 @@ class ForwardSm100Packed(ForwardSm100):
             lse[head, token] = correction.log_sum_exp(reference, total, scale_log2)
         arch.mbarrier_wait(bars.o_full + i, 0)
         fence_after_wait()
+        out = self._of_this_split(tensors.out)
         store_tile_rows(
-            self._of_this_split(tensors.out),
+            out,
             output,
             # The tile's queries have been read by every product that o_full waits for.
             sQ.iterator.toint() + i * self._bytes(TILE_M, self.head_dim),
             row,
             factor * correction.final_factor(total),
-            (work.m_block * NUM_TILES + i) * TILE_M,
-            num_rows,
-            work.first_query,
-            work.kv_head * group,
-            problem.group,
+            row_address(out, token, head),
+            num_rows - (work.m_block * NUM_TILES + i) * TILE_M,
             self.head_dim_v,
             self._bytes(1, self.head_dim),
         )

@@ -6,11 +6,11 @@ other warp is waited for. The output's element type decides whether rows are 16-
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass.cute import arch
 
-from kernels_src.memory.row_gather import row_address, store_packed_rows
-from kernels_src.memory.swizzled_rows import PIECE, piece_offset
+from kernels_src.memory.row_gather import row_address
+from kernels_src.memory.swizzled_rows import ELEMENTS, PIECE, piece_offset
 from kernels_src.softmax import correction
 
 WARP = 32
@@ -23,11 +23,8 @@ def store_tile_rows(
     shared_address,
     row,
     factor: Float32,
-    first_row,
+    address: Int64,
     num_rows,
-    first_token,
-    first_head,
-    by_group,
     columns: cutlass.Constexpr[int],
     shared_row_bytes: cutlass.Constexpr[int],
 ):
@@ -37,8 +34,8 @@ def store_tile_rows(
         out: (token, head, column), 16-bit or float32; rows 16-byte aligned. accumulator: fp32 in tensor memory.
         shared_address: 128 rows of `shared_row_bytes`, 1024-byte aligned, which nothing else uses any more. A row goes
             through it in as many equal parts as it takes.
-        row: 0 .. 127, of the calling thread; factor: of its row. columns: of out; those of a part a multiple of 16.
-        first_row, num_rows, first_token, first_head, by_group: as in row_gather.gather_packed_rows.
+        row: 0 .. 127, of the calling thread; factor, address: of its row, the address anything if there is no such row.
+        num_rows: rows of the tile that exist, the first ones. columns: of out; those of a part a multiple of 16.
     Contract: whole, converged warps. Cost: columns / 16 loads, columns / 8 (float32: columns / 4) 16-byte accesses of
     shared memory each way and as many stores.
     """
@@ -67,20 +64,31 @@ def store_tile_rows(
                     read_only_args=[target, *(words[4 * j + word] for word in range(4))],
                 )
         arch.sync_warp()
-        store_packed_rows(
-            cute.make_tensor(out.iterator + part * part_columns, out.layout),
-            shared,
-            first_row + warp * WARP,
-            num_rows,
-            first_token,
-            first_head,
-            by_group,
-            lane,
-            WARP,
-            WARP,
-            part_as_16_bit,
-        )
+        store_rows_of_warp(address + part * (row_bytes // parts), shared, num_rows - warp * WARP, part_as_16_bit)
         arch.sync_warp()
+
+
+@cute.jit
+def store_rows_of_warp(address: Int64, shared, num_rows, columns: cutlass.Constexpr[int]):
+    """Stores up to 32 rows of a swizzled tile of 16-bit elements (or of as many bytes), 16 bytes a lane.
+
+    Args: address: where the row of this lane's number goes; num_rows: how many of the 32 exist, any integer.
+    Contract: a whole, converged warp; the tile was written before a warp barrier.
+    Cost: for each columns / 8 * rows / 32 pieces a lane has two shuffles, an access of shared memory and a store.
+    """
+    lane, pieces = arch.lane_idx(), columns // ELEMENTS
+    rows_a_step = WARP // pieces
+    place, piece = lane // pieces, lane % pieces
+    for step in cutlass.range((WARP + rows_a_step - 1) // rows_a_step, unroll=1):
+        row = step * rows_a_step + place
+        target = arch.shuffle_sync(address, row & (WARP - 1)) + piece * PIECE
+        if (place < rows_a_step) & (row < cutlass.min(num_rows, WARP)):
+            source = shared + piece_offset(row, piece, rows=WARP, columns=columns)
+            arch.inline_ptx(
+                "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r0}]; "
+                "st.global.v4.b32 [{$r1}], {a, b, c, d}; }",
+                read_only_args=[source, target],
+            )
 
 
 @cute.jit
