@@ -20,7 +20,7 @@ from tests.runtime.simulated import _memory_of, _recorded_launch
 # What upstream's own kernels do and the simulator's rules would object to: barriers left half complete by pipeline
 # tails, a store not waited for before exit, warps of one warpgroup with different register budgets, tensor memory
 # handed from thread to thread by barriers without tcgen05 fences and wait::ld.
-KNOWN = ("R5-exit", "R7w", "R12", "R14", "R15-after", "R15-before")
+KNOWN = ("R5-exit", "R7w", "R9-register", "R12", "R14", "R15-after", "R15-before")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,21 @@ class _StandInReader(packs.PackReader):
 class FamilyRuntime(loader.Runtime):
     """Executes every launch of a recipe before the next one; `launched` is (kernel, cluster size)."""
 
-    def __init__(self, built: Built, fake, **options):
-        super().__init__(driver_path=fake.path, device_type=loader.CPU, packs=[built.pack], stream_of=lambda _: 0)
+    def __init__(self, built: Built, fake, family=None, **options):
+        settings = {"device_type": loader.CPU, "stream_of": lambda _: 0, "family": family}
+        super().__init__(driver_path=fake.path, packs=[built.pack], **settings)
         self._reader = _StandInReader()
         self.built, self.fake, self.options, self.launched = built, fake, options, []
 
     def load_as_planned(self, pack, entry, ordinal):
+        return self._simulated(super().load_as_planned(pack, entry, ordinal), pack, entry)
+
+    def load(self, pack, entry, ordinal):
+        return self._simulated(super().load(pack, entry, ordinal), pack, entry)
+
+    def _simulated(self, launch, pack, entry):
         plan = plan_from_json(self._reader.read(pack, entry)[1].decode())
-        return _Simulated(super().load_as_planned(pack, entry, ordinal), self.built.ptx[entry.id], plan, self)
+        return _Simulated(launch, self.built.ptx[entry.id], plan, self)
 
 
 class _Simulated:

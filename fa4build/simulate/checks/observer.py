@@ -1,5 +1,7 @@
 """The observer: turns what the machine does into clock and shadow updates. Rules R1 to R15: ptx-semantics 13.3."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from fa4build.simulate.checks import exit_rules
@@ -8,7 +10,13 @@ from fa4build.simulate.checks.findings import Findings
 from fa4build.simulate.checks.memory_rules import MemoryRules
 from fa4build.simulate.checks.shadow import Shadow
 from fa4build.simulate.checks.tensor_rules import TensorRules, TensorShadow
+from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
 from fa4build.simulate.system import active_warps
+
+
+@lru_cache(maxsize=8)
+def _undefined_uses(program) -> tuple[UndefinedUse, ...]:
+    return undefined_uses(program.function, program.blocks)
 
 
 class _ClusterState:
@@ -53,6 +61,10 @@ class Observer:
         self.tensor_rules = TensorRules(self)
         self.rules = MemoryRules(self, self.tensor_rules)
         self._semaphores: dict[tuple[int, int], Clock] = {}
+        for use in _undefined_uses(program):
+            name = program.function.register_names[use.register]
+            place = self.findings.line(use.site)
+            self.error("R9-register", use.site, f"{place}: some path comes here before {name} has been written")
 
     def state(self, cluster) -> _ClusterState:
         """State of a cluster, made on first use."""
