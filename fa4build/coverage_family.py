@@ -69,6 +69,7 @@ def cover_family(packs: Iterable[Pack], family: Family, requested: Iterable[Any]
         served=dict(sorted(served.items())),
         composed=0,
         refused=dict(sorted(refused.items())),
+        on_request=0,
         unwritten_problems=0,
         missing_problems=counts["missing"],
         other_targets=counts["other target"],

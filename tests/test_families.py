@@ -396,6 +396,7 @@ def test_the_tutorial_shows_the_files_that_are_tested():
     adapter = (toy / "scale_family.py").read_text(encoding="utf-8")
 
     assert (toy / "scale_rows.py").read_text(encoding="utf-8") in page
+    assert (toy / "scale_cases.py").read_text(encoding="utf-8") in page
     assert adapter in page
     assert sum(bool(line.strip()) for line in adapter.splitlines()) <= 24
     assert sum(bool(line.strip()) and "import" not in line for line in adapter.splitlines()) <= 20

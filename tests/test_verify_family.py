@@ -65,6 +65,18 @@ def cache(tmp_path_factory):
     return cache
 
 
+def draw_wrong(arguments, seed):
+    """The right problem with an answer that is a tenth too large."""
+    problem = scale_cases.draw(arguments, seed)
+    answer, bound = problem.expected["out"]
+    return dataclasses.replace(problem, expected={"out": (answer * 1.1, bound)})
+
+
+def wrong_cases(operator):
+    """One case that no kernel can pass."""
+    return (ProofCase(name="rows", draw=f"{__name__}:draw_wrong", arguments={"rows": 3}),)
+
+
 def proven(cache, tmp_path, cases, **options):
     """(report, whether there is evidence) of a verification of the toy kernel."""
     family = dataclasses.replace(TOY, cases=cases)
@@ -84,7 +96,7 @@ def test_an_operator_is_proven_and_not_proven_again(cache, tmp_path):
     again, _ = proven(cache, tmp_path, scale_cases.cases, static=False)
     assert [check.status for check in again.checks] == ["known"]
 
-    wrong, evidence = proven(cache, tmp_path, scale_cases.wrong_cases, static=False)
+    wrong, evidence = proven(cache, tmp_path, wrong_cases, static=False)
     assert [check.status for check in wrong.checks] == ["failed"]
     assert "eager schedule: out is off by" in wrong.checks[0].failures[0]
     assert evidence is None

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("fa4_kernels")
 
-from fa4_kernels import call, loader  # noqa: E402
+from fa4_kernels import call, flash_attn_func, loader  # noqa: E402
 
 from tests.end_to_end.simulated_family import KNOWN, FamilyRuntime, build  # noqa: E402
 
@@ -33,10 +33,10 @@ OUT_ERROR, FP8_OUT_ERROR, LSE_ERROR, GRADIENT_ERROR = 0.008, 0.04, 1e-4, 0.015
 def operators(launcher, fake, tmp_path):
     """Build kernels and become the runtime of this process; returns it."""
 
-    def start(arch, *globs, allowed=KNOWN):
+    def start(arch, *globs, allowed=KNOWN, **options):
         fake.set_capability(*CAPABILITIES[arch])
         built = build("flash-attn-4", arch, globs, tmp_path)
-        runtime = FamilyRuntime(built, fake, checks=True, allowed=allowed)
+        runtime = FamilyRuntime(built, fake, checks=True, allowed=allowed, **options)
         loader.use_runtime(runtime)
         return runtime
 
@@ -186,3 +186,24 @@ def test_dense_backward(operators, arch, fields, options):
     assert error(dk[0, :, 0], np.einsum("hqk,qhd->kd", ds, q64)) < GRADIENT_ERROR * ratio
     assert error(dv[0, :, 0], np.einsum("hqk,qhd->kd", p, g)) < GRADIENT_ERROR * ratio
     assert max(clusters for _, clusters in runtime.launched) == options.get("clusters", 1)
+
+
+def test_gradients_of_the_attention_function(operators):
+    """`flash_attn_func` and `backward()` with the family asked for: its forward, and its backward by the recipe."""
+    globs = ("fwd-sm90a-bf16-hd64-causal-r1", "bwd-sm90a-bf16-hd64-causal-r1", "bwd_*-sm90a-bf16-hd64-m128")
+    runtime = operators("sm90", *globs, family="upstream")
+    q, k, v = (normal(seed, 1, 130, 1, 64).requires_grad_() for seed in (1, 2, 3))
+    dout = normal(4, 1, 130, 1, 64)
+    out, _ = flash_attn_func(q, k, v, causal=True)
+    out.backward(dout)
+
+    expected, _, p = attention(*(x[0].detach() for x in (q, k, v)), "causal")
+    g, q64, k64, v64 = (x[0].detach().double().numpy() for x in (dout, q, k, v))
+    rows = np.einsum("qhd,qhd->hq", g, expected)
+    ds = p * (np.einsum("qhd,khd->hqk", g, v64) - rows[..., None]) * 64**-0.5
+    assert error(out[0].detach(), expected) < 2 * OUT_ERROR
+    assert error(q.grad[0], np.einsum("hqk,khd->qhd", ds, k64)) < GRADIENT_ERROR
+    assert error(k.grad[0], np.einsum("hqk,qhd->khd", ds, q64)) < GRADIENT_ERROR
+    assert error(v.grad[0], np.einsum("hqk,qhd->khd", p, g)) < 2 * GRADIENT_ERROR
+    kinds = [name.split("_sm90a")[0] for name, _ in runtime.launched]
+    assert kinds == ["fwd", "bwd_preprocess", "bwd", "bwd_dq"]
