@@ -1,6 +1,7 @@
 """Writes the Python source of one straight-line run of instructions."""
 
 from fa4build.errors import SimulationError
+from fa4build.simulate.batching import batched
 from fa4build.simulate.node_scope import NODE_SCOPE
 from fa4build.simulate.opcodes import rule_for
 from fa4build.simulate.ptx.control_flow import BRANCHES, EXITS
@@ -180,6 +181,7 @@ class Emitter:
 
     def finish(self, diverge):
         """Adds write-back and the branch; compiles and returns the node's function."""
+        self.lines = batched(self.lines)
         for reg in self.dirty:
             if reg not in self.program.local:
                 self.lines.append(f"r[{reg}] = {self._register(reg, self.program.storage[reg])}")

@@ -27,9 +27,11 @@ def fma32(a, b, c):
     """
     total = a.astype(np.float64) * b + c
     risky = (total.view(np.uint64) & _TAIL == _HALF) | (np.abs(total) < _TINY) & (total != 0)
+    result = total.astype(np.float32)
     if np.count_nonzero(risky):
-        return ff.fma_f32(a.view(np.uint32), b.view(np.uint32), c.view(np.uint32), "rn").view(np.float32)
-    return total.astype(np.float32)
+        chosen = (np.broadcast_to(x, result.shape)[risky].view(np.uint32) for x in (a, b, c))
+        result[risky] = ff.fma_f32(*chosen, "rn").view(np.float32)
+    return result
 
 
 @in_node_scope
@@ -124,7 +126,7 @@ def _fma_bf16(e, ins, match) -> None:
 def _packed(e, ins, operands, expression) -> None:
     """Applies an expression builder to both halves."""
     names = [e.src(o, "pair") for o in operands]
-    halves = [expression(*(f"{n}[{h}]" for n in names)) for h in (0, 1)]
+    halves = [e.tmp(expression(*(f"{n}[{h}]" for n in names))) for h in (0, 1)]
     e.dst(ins.operands[0], "pair", f"({halves[0]}, {halves[1]})")
 
 
@@ -167,9 +169,9 @@ def _max(e, ins, match) -> None:
         names = [e.tmp(f"flush({n})") for n in names]
     function = f"np.{match[1]}imum" if match[3] else f"f{match[1]}"
     text = names[0]
-    for name in names[1:]:
-        text = f"{function}({text}, {name})"
-    e.dst(d, "f32", text)
+    for name in names[1:-1]:
+        text = e.tmp(f"{function}({text}, {name})")
+    e.dst(d, "f32", f"{function}({text}, {names[-1]})")
 
 
 @fused(r"(neg|abs)(\.ftz)?\.f32")

@@ -217,7 +217,8 @@ def _cvt_pair(e, ins, match) -> None:
     """The first source goes to the upper half."""
     d, high, low = ins.operands
     function = f"{match[1]}_bits"
-    e.dst(d, "u32", f"pack16({function}({e.src(low, 'f32')}), {function}({e.src(high, 'f32')}))")
+    low, high = (e.tmp(f"{function}({e.src(x, 'f32')})") for x in (low, high))
+    e.dst(d, "u32", f"pack16({low}, {high})")
 
 
 @fused(r"cvt\.rn\.(bf16|f16)\.f32")

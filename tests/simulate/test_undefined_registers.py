@@ -49,7 +49,7 @@ def test_what_is_never_used_is_not(body):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_taken_out_of_a_kernel_is_told_where_its_result_is_used(name):
-    """Statements whose register is written nowhere else, one in fifteen of them at a time: all are told (the simulator runs none of it)."""
+    """One at a time, of statements whose register is named only once before a comma: each is told, without a run."""
     from fa4build.simulate.checks.undefined import undefined_uses
     from fa4build.simulate.ptx.control_flow import basic_blocks
     from fa4build.simulate.ptx.parser import parse_module
