@@ -148,6 +148,34 @@ def test_plain_kernels_are_left_to_the_other_scripts():
     assert not prove_on_device.is_plain(entry_of("fwd-sm100a-e4m3-hd64-full"))
 
 
+CHILD = """
+import json, os, sys
+skip, rows = int(sys.argv[sys.argv.index("--skip") + 1]), open(sys.argv[1], "a")
+print(json.dumps({"facts": {"device": "d"}, "kernels": ["a", "b", "c", "d"]}), file=rows, flush=True)
+for name in "abcd"[skip:]:
+    if name == "b":
+        os._exit(9)
+    if name == "c":
+        import time
+        time.sleep(60)
+    print(json.dumps({"id": name, "passed": True, "cases": 1}), file=rows, flush=True)
+    print(name, flush=True)
+"""
+
+
+def test_a_kernel_that_ends_or_blocks_its_process_fails_and_the_rest_go_on(tmp_path, monkeypatch):
+    """b dies, c says nothing: both fail; a and d pass, in three processes."""
+    monkeypatch.setattr(script, "SILENCE_S", 2)
+    path = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-c", CHILD, str(path)]
+    facts, kernels, rows = script.prove(command, None, path, script.time.monotonic() + 60)
+
+    assert facts == {"device": "d"}
+    assert kernels == ["a", "b", "c", "d"]
+    assert [(row["id"], row["passed"]) for row in rows] == [("a", True), ("b", False), ("c", False), ("d", True)]
+    assert "status 9" in rows[1]["failures"][0]["faults"][0]
+
+
 def test_a_torn_line_of_a_killed_child_is_left_out(tmp_path):
     """Facts of the first line, whole rows, nothing of the rest."""
     path = tmp_path / "rows.jsonl"
