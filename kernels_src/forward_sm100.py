@@ -704,33 +704,6 @@ class ForwardSm100:
         fence_after_wait()
         self._issue(mma, self.tmem.outputs[i], tmem, probabilities, values, early, steps, 1)
 
-    @cute.jit
-    def _multiply_qk(self, bars, accumulator, fQ, fK, i: cutlass.Constexpr[int], slot):
-        """S[i] = Q[i] K^T."""
-        multiply(
-            self._mma_qk(),
-            accumulator,
-            fQ[None, None, None, i],
-            fK[None, None, None, slot.stage],
-            0,
-            self.head_dim // self.mma_k,
-            False,
-        )
-        commit(bars.s_full + i)
-
-    @cute.jit
-    def _multiply_pv(self, bars, accumulator, fP, fV, i: cutlass.Constexpr[int], slot, block_count, accumulate):
-        """O[i] (+)= P[i] V, starting when three quarters of P are there."""
-        steps = self.tile_n // self.mma_k
-        early = steps * 3 // 4
-        values = fV[None, None, None, slot.stage]
-        arch.mbarrier_wait(bars.p_ready + i, block_count & 1)
-        fence_after_wait()
-        multiply(self._mma_pv(), accumulator, fP, values, 0, early, accumulate)
-        arch.mbarrier_wait(bars.p_last + i, block_count & 1)
-        fence_after_wait()
-        multiply(self._mma_pv(), accumulator, fP, values, early, steps, True)
-
     # --- softmax ----------------------------------------------------------------------------------------------------
 
     @cute.jit

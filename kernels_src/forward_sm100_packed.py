@@ -40,7 +40,7 @@ from kernels_src.memory.paged_keys import BOX_ROWS, box_start, fits_boxes, place
 from kernels_src.memory.row_gather import gather_packed_rows, gather_paged_rows, packed_row, row_address
 from kernels_src.memory.swizzled_rows import chunk_columns
 from kernels_src.memory.value_tail import zero_rows
-from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, operand_a_at
+from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling.packed_tiles import (
     find_sequence,
@@ -138,6 +138,7 @@ class ForwardSm100Packed(ForwardSm100):
     """
 
     exponentials_first = False  # the limits of a row stay in registers
+    issues_chains = False  # K tiles stay whole
 
     def __init__(self, *, layout: str, has_split: bool, **common):
         if layout not in ("varlen", "paged"):
@@ -365,7 +366,7 @@ class ForwardSm100Packed(ForwardSm100):
         fence_before_arrive()
         arch.sync_threads()
         fence_after_wait()
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        mma_pv = self._mma_pv()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
         outputs = [accumulator_at(mma_pv, (TILE_M, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
         work = self._work(problem)
@@ -380,11 +381,7 @@ class ForwardSm100Packed(ForwardSm100):
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
-                scores = [accumulator_at(mma_qk, (TILE_M, self.tile_n), tmem, c) for c in self.tmem.scores]
-                probabilities = [
-                    operand_a_at(mma_pv, (TILE_M, self.tile_n), tmem, c, self.dtype) for c in self.tmem.probabilities
-                ]
-                self._packed_mma_role(bars, sQ, sK, sV, scores, probabilities, outputs, problem, tiles_used)
+                self._packed_mma_role(bars, sQ, sK, sV, tmem, problem, tiles_used)
             elif warp == LOAD_WARP:
                 self._packed_load_role(bars, maps, sK, sV, tensors, problem)
             elif warp == TAIL_WARP:
@@ -516,43 +513,50 @@ class ForwardSm100Packed(ForwardSm100):
     # --- matrix products --------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _packed_mma_role(self, bars, sQ, sK, sV, scores, probabilities, outputs, problem: PackedProblem, tiles_used):
+    def _packed_mma_role(self, bars, sQ, sK, sV, tmem, problem: PackedProblem, tiles_used):
         """Warp 12: as in forward_sm100, for the tiles that have rows."""
         mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
-        work, block_count = self._work(problem), Int32(0)
+        queries = [self._operand(fQ[None, None, None, i]) for i in range(NUM_TILES)]
+        work, block_count, accumulate = self._work(problem), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
-        arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
+        keys = self._keys(fK, k_slot)
         for i in cutlass.range_constexpr(NUM_TILES):
             if Int32(i) < tiles_used:
                 arch.mbarrier_wait(bars.q_full + i, 0)
-                self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
-        commit(bars.kv_empty + k_slot.stage)
-        accumulate = cutlass.Boolean(False)
+                self._issue_qk(bars, tmem, queries[i], keys, i)
+        self._release_keys(bars, k_slot, tiles_used)
         remaining = work.end - 1 - work.begin
         while remaining > 0:
             k_slot = self._next_k(k_slot, v_slot)
+            next_keys = self._keys(fK, k_slot)
+            values = self._operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
             for i in cutlass.range_constexpr(NUM_TILES):
                 if Int32(i) < tiles_used:
-                    self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
+                    self._issue_pv(bars, tmem, values, i, block_count, accumulate)
                 if const_expr(i == NUM_TILES - 1):
                     commit(bars.kv_empty + self._v_barrier(v_slot))
-                if const_expr(i == 0):
-                    arch.mbarrier_wait(bars.kv_full + k_slot.stage, k_slot.phase)
                 if Int32(i) < tiles_used:
-                    self._multiply_qk(bars, scores[i], fQ, fK, i, k_slot)
-            commit(bars.kv_empty + k_slot.stage)
-            accumulate = cutlass.Boolean(True)
+                    self._issue_qk(bars, tmem, queries[i], next_keys, i)
+            self._release_keys(bars, k_slot, tiles_used)
+            accumulate = Int32(1)
             v_slot = self._next_v(k_slot, v_slot)
             block_count = block_count + 1
             remaining = remaining - 1
+        last_values = self._operand(fV[None, None, None, v_slot.stage])
         arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
         for i in cutlass.range_constexpr(NUM_TILES):
             if Int32(i) < tiles_used:
-                self._multiply_pv(bars, outputs[i], probabilities[i], fV, i, v_slot, block_count, accumulate)
+                self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
                 commit(bars.o_full + i)
+
+    @cute.jit
+    def _release_keys(self, bars, slot: Cursor, tiles_used):
+        """The last tile's product releases K; where there is no last tile, the first one's does."""
+        if tiles_used < NUM_TILES:
+            commit(bars.kv_empty + slot.stage)
 
     # --- softmax ----------------------------------------------------------------------------------------------------
 
