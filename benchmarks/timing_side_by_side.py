@@ -47,7 +47,8 @@ class Case:
 def _case(op: str, head_dim: int, mask: str, rows: int, *, arch: int = 100, ours: bool = True, **more) -> Case:
     value_dim = more.pop("head_dim_v", head_dim)
     dims = f"hd{head_dim}" if value_dim == head_dim else f"hd{head_dim}x{value_dim}"
-    name = f"{op}-sm{arch}a-bf16-{dims}-{mask}" + ("-deterministic" if more.get("deterministic") else "")
+    name = f"{op}-sm{arch}a-bf16-{dims}-{mask}" + ("-2cta" if more.get("two_ctas") else "")
+    name += "-deterministic" if more.get("deterministic") else ""
     return Case(
         op=op,
         arch=arch,
@@ -64,12 +65,15 @@ CASES = {
     "fwd-hd64-full": _case("fwd", 64, "full", 256, published=869),
     "fwd-hd64-causal": _case("fwd", 64, "causal", 256, published=800),
     "fwd-hd128-full": _case("fwd", 128, "full", 256, published=1522),
-    "fwd-hd128-full-2cta": _case("fwd", 128, "full", 512, two_ctas=True, ours=False, published=1535),
+    "fwd-hd128-full-2cta": _case("fwd", 128, "full", 512, two_ctas=True, published=1535),
     "fwd-hd128-causal": _case("fwd", 128, "causal", 256, published=1418),
     "fwd-hd192x128-full": _case("fwd", 192, "full", 256, head_dim_v=128, published=1556),
+    "fwd-hd192x128-full-2cta": _case("fwd", 192, "full", 512, head_dim_v=128, two_ctas=True, published=1556),
     "fwd-hd192x128-causal": _case("fwd", 192, "causal", 256, head_dim_v=128, published=1494),
+    "fwd-hd256-full-2cta": _case("fwd", 256, "full", 256, two_ctas=True),
+    "fwd-hd256-causal-2cta": _case("fwd", 256, "causal", 256, two_ctas=True, published=1059),
     "fwd-sm103-hd128-full": _case("fwd", 128, "full", 256, arch=103, published=1653),
-    "fwd-sm103-hd64-full": _case("fwd", 64, "full", 256, arch=103, ours=False, published=1106),
+    "fwd-sm103-hd64-full": _case("fwd", 64, "full", 256, arch=103, published=1106),
     "bwd-hd64-full": _case("bwd", 64, "full", 128, published=841),
     "bwd-hd128-full-1cta": _case("bwd", 128, "full", 128, published=1248),
     "bwd-hd128-full-2cta": _case("bwd", 128, "full", 256, two_ctas=True, ours=False, published=1360),

@@ -507,6 +507,13 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
         source=_FA4_EXP2_OUR_REGISTERS,
     ),
     _Sm100Row(
+        name="hd256-2cta",
+        matches=_key("sm103a", 2, 256, _ANY_MASK, _B16),
+        exp2_frequency=0,
+        registers=(256, 160, 48),
+        source="registers of flash-attn-4 4.0.0b36 for SM100 forward; native exp2 as in its rows for SM103",
+    ),
+    _Sm100Row(
         name="hd192-2cta",
         matches=_key("sm103a", 2, 192, _NOT_CAUSAL, _B16),
         exp2_frequency=0,

@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -385,6 +385,24 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="fwd_sm100_wide.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((256, 256),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense",),
+                "split": (False,),
+                "cta_group": (2,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
         template="fwd_sm100_packed.py.j2",
         axes=MappingProxyType(
             {
@@ -595,6 +613,16 @@ def in_default_matrix(variant: Variant) -> bool:
 def default_variants() -> tuple[Variant, ...]:
     """The default matrix, in the order of the axes."""
     return tuple(filter(in_default_matrix, valid_variants()))
+
+
+def use_rule(axes: Mapping[str, object]) -> dict[str, str]:
+    """The axis `when` (docs/formats.md section 5) of a kernel that others stand in for, or nothing.
+
+    Args: axes: `op` and the axes of a variant, by name.
+    """
+    # A pair of thread blocks takes 512 query rows at once; with 256 or fewer one of them would be idle.
+    has_one_cta_twin = axes.get("op") == "fwd" and axes.get("cta_group") == 2 and axes.get("head_dim") != 256
+    return {"when": "seqlen_q > 256"} if has_one_cta_twin else {}
 
 
 def variant_axes(variant: Variant) -> dict[str, object]:

@@ -53,6 +53,7 @@ from kernels_src.softmax.softcap import cap_factor, cap_scores
 
 NUM_THREADS = 512
 TILE_M = 128
+LAUNCH_REGISTERS = 128  # of each of the 512 threads
 NUM_TILES = 2
 SOFTMAX_WARPS, CORRECTION_WARP, MMA_WARP, STORE_WARP, LOAD_WARP = 8, 8, 12, 13, 14
 WARPS_PER_TILE = 4
@@ -194,9 +195,10 @@ class ForwardSm100:
         self.out_dtype = BFloat16 if self.is_fp8 else dtype
         self.mma_k = 256 // dtype.width  # an instruction sums over 32 bytes
         self.order, self.persistent = order, persistent
-        self.tmem = forward_tmem(NUM_TILES, tile_n, head_dim_v)
+        self.tmem = forward_tmem(self.num_q_tiles, tile_n, head_dim_v, self.num_scores)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
+    num_q_tiles = num_scores = NUM_TILES  # Q tiles of a CTA, and S tiles in tensor memory
     num_ctas, group, cluster = 1, tcgen05.CtaGroup.ONE, {}  # that share a product, as the DSL and a launch spell it
 
     @property
@@ -302,10 +304,12 @@ class ForwardSm100:
         """Shared-memory layouts of (Q tiles, K ring, V ring, O tiles)."""
         qk_tile, pv_tile = (self.mma_m, self.tile_n, self.head_dim), (self.mma_m, self.head_dim_v, self.tile_n)
         return (
-            blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, NUM_TILES),
+            blackwell.make_smem_layout_a(mma_qk, qk_tile, self.dtype, self.num_q_tiles),
             blackwell.make_smem_layout_b(mma_qk, (*qk_tile[:2], self.part_columns), self.dtype, self.k_stages),
             blackwell.make_smem_layout_b(mma_pv, pv_tile, self.dtype, self.v_stages),
-            blackwell.make_smem_layout_epi(self.out_dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), NUM_TILES),
+            blackwell.make_smem_layout_epi(
+                self.out_dtype, LayoutEnum.ROW_MAJOR, (TILE_M, self.head_dim_v), self.num_q_tiles
+            ),
         )
 
     def _maps(self, q, k, v, out, mma_qk, mma_pv, layouts):
@@ -341,7 +345,7 @@ class ForwardSm100:
     def _tiles(self, batch, seqlen_q, seqlen_k, num_heads, num_heads_kv):
         """Tile counts and fast divisors of the schedule; a "tile" here is the pair of Q tiles of one CTA."""
         divisor = cute.FastDivmodDivisorV2
-        num_m_blocks = cute.ceil_div(seqlen_q, NUM_TILES * self.mma_m)
+        num_m_blocks = cute.ceil_div(seqlen_q, self.num_q_tiles * self.mma_m)
         num_tiles = num_m_blocks * num_heads * batch
         kv_bytes = seqlen_k.to(Int64) * ((self.head_dim + self.head_dim_v) * self.dtype.width // 8)
         group = longest_first.heads_per_group(kv_bytes, num_heads, num_heads_kv, batch).to(Int32)
@@ -378,7 +382,7 @@ class ForwardSm100:
         bars = self._allocate_barriers(smem)
         tmem_pointer = smem.allocate_array(Int32, 1)
         # Rescale factors, then row sums, of both tiles; row maxima behind them.
-        stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, NUM_TILES, 2)), byte_alignment=16)
+        stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
         sQ = smem.allocate_tensor(self.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
         sK = smem.allocate_tensor(self.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
         if const_expr(self.shares_ring):
@@ -388,7 +392,7 @@ class ForwardSm100:
         if const_expr(self.separate_output):
             sO = smem.allocate_tensor(self.out_dtype, o_layout.outer, byte_alignment=1024, swizzle=o_layout.inner)
         else:
-            tiles_of_q = cute.make_layout(NUM_TILES, stride=TILE_M * self.head_dim)
+            tiles_of_q = cute.make_layout(self.num_q_tiles, stride=TILE_M * self.head_dim)
             over_q = cute.append(cute.select(o_layout.outer, mode=[0, 1]), tiles_of_q)
             sO = cute.make_tensor(cute.recast_ptr(sQ.iterator, o_layout.inner, dtype=self.out_dtype), over_q)
 
@@ -404,11 +408,14 @@ class ForwardSm100:
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
         outputs = [accumulator_at(mma_pv, (self.mma_m, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
 
-        if warp < SOFTMAX_WARPS:
+        if warp < WARPS_PER_TILE * self.num_q_tiles:
             arch.setmaxregister_increase(self.registers[0])
             self._softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, descales, problem, tiles)
-        elif warp < MMA_WARP:
-            arch.setmaxregister_decrease(self.registers[1])
+        elif self._is_correcting(warp):
+            if const_expr(self.registers[1] > LAUNCH_REGISTERS):
+                arch.setmaxregister_increase(self.registers[1])
+            else:
+                arch.setmaxregister_decrease(self.registers[1])
             self._correction_role(bars, stats, outputs, sO, lse, sink, descales, problem, tiles)
         else:
             arch.setmaxregister_decrease(self.registers[2])
@@ -450,7 +457,29 @@ class ForwardSm100:
 
     def _m_tile(self, m_block, i):
         """Number of this CTA's Q tile `i`, of 128 rows, of work item row `m_block`."""
-        return m_block * NUM_TILES + i
+        return m_block * self.num_q_tiles + i
+
+    # What differs where one Q tile has two S tiles (forward_sm100_wide.py).
+
+    def _is_correcting(self, warp):
+        """Whether a warp that is not softmax corrects."""
+        return warp < MMA_WARP
+
+    def _score_place(self, i, block_count):
+        """(S tile of a block of Q tile `i`, parity of its barriers)."""
+        return i, block_count & 1
+
+    def _scores_at(self, scores, place):
+        """The S tile that a softmax warpgroup reads."""
+        return scores
+
+    def _wait_product(self, bars, i, block_count):
+        """Blocks the correction until O holds the product of a block. Where S of a block comes after the product of
+        the one before, who has seen statistics of it knows that."""
+
+    def _wait_output(self, bars, i, turn, block_count):
+        """Blocks until O holds the last product of work item number `turn`, of block `block_count`."""
+        arch.mbarrier_wait(bars.o_full + i, turn & 1)
 
     def _commit(self, barrier):
         """Arrive on `barrier` when all products issued so far are complete."""
@@ -495,10 +524,11 @@ class ForwardSm100:
     def _barrier_counts(self):
         """(number of barriers, arrivals a phase) for each field of Barriers."""
         return (
-            (NUM_TILES, 1), (NUM_TILES, 1), (self._num_slots(), 1), (self._num_slots(), 1), (NUM_TILES, 1),
-            (NUM_TILES, 2 * WARPS_PER_TILE * self.num_ctas), (NUM_TILES, WARPS_PER_TILE * self.num_ctas),
-            (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES * WARPS_PER_TILE, 1),
-            (NUM_TILES, 1), (NUM_TILES, WARPS_PER_TILE), (NUM_TILES, 1),
+            (self.num_q_tiles, 1), (self.num_q_tiles, 1), (self._num_slots(), 1), (self._num_slots(), 1),
+            (self.num_scores, 1),
+            (self.num_scores, 2 * WARPS_PER_TILE * self.num_ctas), (self.num_scores, WARPS_PER_TILE * self.num_ctas),
+            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1),
+            (self.num_q_tiles, 1), (self.num_q_tiles, WARPS_PER_TILE), (self.num_q_tiles, 1),
         )  # fmt: skip
 
     def _allocate_barriers(self, smem):
@@ -527,7 +557,7 @@ class ForwardSm100:
         """Key blocks of a pair of Q tiles, the same for every role."""
         return block_range(
             m_block,
-            tile_m=NUM_TILES * self.mma_m,
+            tile_m=self.num_q_tiles * self.mma_m,
             tile_n=self.tile_n,
             seqlen_q=problem.seqlen_q,
             seqlen_k=problem.seqlen_k,
@@ -559,10 +589,12 @@ class ForwardSm100:
             vs, gV = _copy_views(maps.v, sV, thread_pv.partition_B(gV))
             block = blocks.end - 1
             k_slot = self._fill_parts(bars, maps.k, gK, ks, block, k_slot)
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
                 self._expect(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
-                cute.copy(maps.q, gQ[None, tile.m_block * NUM_TILES + i], qs[None, i], tma_bar_ptr=bars.q_full + i)
+                cute.copy(
+                    maps.q, gQ[None, tile.m_block * self.num_q_tiles + i], qs[None, i], tma_bar_ptr=bars.q_full + i
+                )
             place = self._v_barrier(v_slot)
             self._fill_slot(bars, maps.v, gV[None, block], vs[None, v_slot.stage], place, v_slot.phase, v_bytes)
             k_slot = self._next_k(k_slot, v_slot)
@@ -613,12 +645,12 @@ class ForwardSm100:
         index, turn, block_count = self._first_index(), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
-        queries = [self._operand(fQ[None, None, None, i]) for i in range(NUM_TILES)]
+        queries = [self._operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             first_keys = self._keys(fK, k_slot)
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 arch.mbarrier_wait(bars.q_full + i, turn & 1)
                 self._issue_qk(bars, tmem, queries[i], first_keys, i)
             k_slot = self._k_slots(k_slot)[-1]
@@ -629,9 +661,9 @@ class ForwardSm100:
                 keys = self._keys(fK, k_slot)
                 values = self._operand(fV[None, None, None, v_slot.stage])
                 arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
-                for i in cutlass.range_constexpr(NUM_TILES):
+                for i in cutlass.range_constexpr(self.num_q_tiles):
                     self._issue_pv(bars, tmem, values, i, block_count, accumulate)
-                    if const_expr(i == NUM_TILES - 1):
+                    if const_expr(i == self.num_q_tiles - 1):
                         self._commit(bars.kv_empty + self._v_barrier(v_slot))
                     self._issue_qk(bars, tmem, queries[i], keys, i)
                 k_slot = self._k_slots(k_slot)[-1]
@@ -640,11 +672,11 @@ class ForwardSm100:
                 block_count = block_count + 1
                 remaining = remaining - 1
             if const_expr(self.separate_output):
-                for i in cutlass.range_constexpr(NUM_TILES):
+                for i in cutlass.range_constexpr(self.num_q_tiles):
                     self._commit(bars.q_empty + i)
             last_values = self._operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
                 self._commit(bars.o_full + i)
             self._commit(bars.kv_empty + self._v_barrier(v_slot))
@@ -685,24 +717,29 @@ class ForwardSm100:
             self._issue(self._mma_qk(), self.tmem.scores[i], tmem, own, operand, 0, steps, int(part > 0))
             if part == self.k_parts - 1:
                 self._commit(bars.s_full + i)
-            if i == NUM_TILES - 1:
+            if i == self.num_q_tiles - 1:
                 self._commit(bars.kv_empty + slot.stage)
 
     def _issue_pv(self, bars, tmem, values, i: int, block_count, accumulate):
-        """O[i] (+)= P[i] V, starting when three quarters of P are there."""
-        mma, column = self._mma_pv(), self.tmem.probabilities[i]
+        """O[i] (+)= P[i] V."""
+        columns = self.tmem.probabilities[i], self.tmem.outputs[i]
+        self._issue_product(bars, tmem, values, columns, i, block_count & 1, accumulate)
+
+    def _issue_product(self, bars, tmem, values, columns, place, parity, accumulate):
+        """O (+)= P V, starting when three quarters of P are there. columns: of P and O; place, parity: P's barriers."""
+        mma, (column, output) = self._mma_pv(), columns
         if self.issues_chains:
             probabilities = tensor_operand(tmem.toint() + column, self.tile_n)
         else:
             probabilities = operand_a_at(mma, (self.mma_m, self.tile_n), tmem, column, self.dtype)
         steps = self.tile_n // self.mma_k
         early = steps * 3 // 4
-        arch.mbarrier_wait(bars.p_ready + i, block_count & 1)
+        arch.mbarrier_wait(bars.p_ready + place, parity)
         fence_after_wait()
-        self._issue(mma, self.tmem.outputs[i], tmem, probabilities, values, 0, early, accumulate)
-        arch.mbarrier_wait(bars.p_last + i, block_count & 1)
+        self._issue(mma, output, tmem, probabilities, values, 0, early, accumulate)
+        arch.mbarrier_wait(bars.p_last + place, parity)
         fence_after_wait()
-        self._issue(mma, self.tmem.outputs[i], tmem, probabilities, values, early, steps, 1)
+        self._issue(mma, output, tmem, probabilities, values, early, steps, 1)
 
     # --- softmax ----------------------------------------------------------------------------------------------------
 
@@ -739,9 +776,11 @@ class ForwardSm100:
         reference, total = -Float32.inf, Float32(0.0)
         block = blocks.end - 1
         while block >= blocks.begin:
-            arch.mbarrier_wait(bars.s_full + i, block_count & 1)
+            place, parity = self._score_place(i, block_count)
+            here = self._scores_at(scores, place)
+            arch.mbarrier_wait(bars.s_full + place, parity)
             fence_after_wait()
-            values, largest = self._load_scores(scores, row)
+            values, largest = self._load_scores(here, row)
             if const_expr(self.has_softcap):
                 cap_scores(values, problem.cap_factor)
             if (block >= blocks.inner_end) | (block < blocks.inner_begin):
@@ -763,7 +802,7 @@ class ForwardSm100:
             reference_log2 = safe * problem.scale_log2
             if const_expr(self.max_offset > 0):
                 reference_log2 = reference_log2 - Float32(self.max_offset)
-            sums = self._store_probabilities(i, bars, scores, values, row, reference_log2, problem.scale_log2)
+            sums = self._store_probabilities(place, bars, here, values, row, reference_log2, problem.scale_log2)
             total = total * factor + score_rows.total_of(sums)
             block, block_count, stats_count = block - 1, block_count + 1, stats_count + 1
         self._send_stats(i, bars, stats, row, stats_count, total, reference)
@@ -869,19 +908,19 @@ class ForwardSm100:
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 self._receive_stats(i, bars, stats, row, stats_count)
-                self._arrive_issuer(bars.p_ready + i)
+                self._arrive_issuer(bars.p_ready + self._score_place(i, stats_count - turn)[0])
             stats_count = stats_count + 1
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
-                for i in cutlass.range_constexpr(NUM_TILES):
-                    self._correct(i, bars, stats, outputs[i], row, stats_count)
+                for i in cutlass.range_constexpr(self.num_q_tiles):
+                    self._correct(i, bars, stats, outputs[i], row, stats_count, stats_count - turn)
                 stats_count = stats_count + 1
                 remaining = remaining - 1
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 total, reference = self._receive_stats(i, bars, stats, row, stats_count)
-                arch.mbarrier_wait(bars.o_full + i, turn & 1)
+                self._wait_output(bars, i, turn, stats_count - turn - 1)
                 fence_after_wait()
                 arch.mbarrier_wait(bars.store_empty + i, (turn & 1) ^ 1)
                 kv_head = tile.head // tiles.heads_per_kv
@@ -904,14 +943,15 @@ class ForwardSm100:
             index = index + self._index_step()
 
     @cute.jit
-    def _correct(self, i: cutlass.Constexpr[int], bars, stats, output, row, stats_count):
-        """Between two blocks: rescale O if any row of the warp asks for it, and let the next product go."""
+    def _correct(self, i: cutlass.Constexpr[int], bars, stats, output, row, stats_count, block_count=0):
+        """Before block number `block_count`: rescale O if any row of the warp asks for it, and let its product go."""
         factor, _ = self._receive_stats(i, bars, stats, row, stats_count)
+        self._wait_product(bars, i, block_count - 1)
         if arch.vote_any_sync(factor < Float32(1.0)):
             fence_after_wait()
             correction.rescale(output, factor, row)
             fence_before_arrive()
-        self._arrive_issuer(bars.p_ready + i)
+        self._arrive_issuer(bars.p_ready + self._score_place(i, block_count)[0])
 
     @cute.jit
     def _join_sink(self, reference, total, logit, scale_log2):
@@ -953,14 +993,14 @@ class ForwardSm100:
             shared, target = cpasync.tma_partition(
                 maps.out, 0, cute.make_layout(1), cute.group_modes(sO, 0, 2), cute.group_modes(gO, 0, 2)
             )
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 arch.mbarrier_wait(bars.store_full + i, turn & 1)
                 with arch.elect_one():
                     cute.copy(maps.out, shared[None, i], target[None, self._m_tile(tile.m_block, i)])
                     arch.cp_async_bulk_commit_group()
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 with arch.elect_one():
-                    arch.cp_async_bulk_wait_group(NUM_TILES - 1 - i, read=True)
+                    arch.cp_async_bulk_wait_group(self.num_q_tiles - 1 - i, read=True)
                     arch.mbarrier_arrive(bars.store_empty + i)
                     if const_expr(not self.separate_output):
                         arch.mbarrier_arrive(bars.q_empty + i)

@@ -26,6 +26,7 @@ from fa4build.variants import (
     reasons_on_request,
     refusals,
     refused_variants,
+    use_rule,
     valid_variants,
     variant_axes,
     written_variants,
@@ -380,3 +381,20 @@ def test_an_unknown_arch_is_a_variant_error():
     """Exit code 2, as for any axis."""
     with pytest.raises(VariantError, match="arch 'sm80' is unknown"):
         expand_matrix(Selection(arches=("sm80",)))
+
+
+@pytest.mark.parametrize(
+    ("variant_id", "rule"),
+    [
+        ("fwd-sm100a-bf16-hd128-full-2cta", {"when": "seqlen_q > 256"}),
+        ("fwd-sm103a-fp16-hd192x128-full-2cta", {"when": "seqlen_q > 256"}),
+        ("fwd-sm100a-bf16-hd128-full", {}),
+        ("fwd-sm100a-bf16-hd256-causal-2cta", {}),  # the only kernel of its head_dim
+        ("bwd-sm100a-bf16-hd128-full-2cta", {}),
+    ],
+)
+def test_a_forward_of_two_blocks_leaves_few_queries_to_its_twin(variant_id, rule):
+    """A pair takes 512 rows at once, one block 256."""
+    variant = parse_variant(variant_id)
+
+    assert rule == use_rule({"op": variant.op} | variant_axes(variant))

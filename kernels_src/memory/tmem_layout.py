@@ -26,16 +26,18 @@ class ForwardTmem:
     num_columns: int
 
 
-def forward_tmem(num_q_tiles: int, tile_n: int, head_dim_v: int) -> ForwardTmem:
+def forward_tmem(num_q_tiles: int, tile_n: int, head_dim_v: int, num_scores: int = 0) -> ForwardTmem:
     """Plan the columns of a forward kernel.
 
     Args:
         num_q_tiles: Q tiles of 128 rows in flight in a CTA, 1 or 2.
         tile_n: keys a block; head_dim_v: columns of O.
+        num_scores: S tiles, if not one for each Q tile.
     Raises: ValueError when S and O tiles do not fit 512 columns.
     """
-    scores = tuple(i * tile_n for i in range(num_q_tiles))
-    first_output = num_q_tiles * tile_n
+    num_scores = num_scores or num_q_tiles
+    scores = tuple(i * tile_n for i in range(num_scores))
+    first_output = num_scores * tile_n
     outputs = tuple(first_output + i * head_dim_v for i in range(num_q_tiles))
     used = first_output + num_q_tiles * head_dim_v
     if used > TMEM_COLUMNS:

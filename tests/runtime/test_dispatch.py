@@ -111,6 +111,19 @@ def test_how_a_kernel_works_does_not_matter():
     assert decision.entry is two_cta
 
 
+def test_a_kernel_for_some_extents_comes_before_one_for_all():
+    """Its id sorts behind. Beyond its rule, or with more evidence, the other one is taken."""
+    plain = entry("fwd-sm100a-bf16-hd128-full", target="sm_100a")
+    pairs = entry("fwd-sm100a-bf16-hd128-full-2cta", target="sm_100a", cta_group=2, when="seqlen_q > 256")
+    proven = replace(plain, evidence={"static": True, "simulated": {"cases": 1}, "silicon": None})
+    full = replace(CAUSAL_128, mask="full")
+
+    assert dispatch(full, B200, [pack(plain, pairs)]).entry is pairs
+    for seqlen_q, taken in ((256, plain), (257, pairs)):
+        assert dispatch(replace(full, extents={"seqlen_q": seqlen_q}), B200, [pack(plain, pairs)]).entry is taken
+    assert dispatch(full, B200, [pack(proven, pairs)]).entry is proven
+
+
 def test_more_evidence_wins_then_the_first_id():
     """Silicon before simulated before static; equal evidence: alphabetical."""
     on_silicon = entry("fwd-sm90a-bf16-hd128-causal", evidence=STATIC | {"silicon": {"device": "H200"}})

@@ -115,8 +115,8 @@ def dispatch(
         evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
         family: whose kernels are taken wherever one fits; None prefers none.
     Contract: among fitting entries those of `family` come first, then the one with most evidence, then our own before
-        another family's, then one that is not deterministic where that was not asked for, then the one whose id
-        sorts first.
+        another family's, then one that is not deterministic where that was not asked for, then one that is made for
+        some extents (`when`) before one for all, then the one whose id sorts first.
     """
     packs = tuple(packs)
     trace: list[Considered] = []
@@ -131,7 +131,7 @@ def dispatch(
                 own = pack.manifest.family
                 is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
                 preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
-                order = (*preferred, is_slower, entry.id)
+                order = (*preferred, is_slower, not entry.axes.get("when"), entry.id)
                 fitting.append((order, pack, entry))
     best = min(fitting, key=lambda item: item[0], default=None)
     return Decision(
