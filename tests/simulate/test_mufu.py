@@ -194,22 +194,6 @@ def test_lg2_adds_the_exponent_and_cuts_off(x, units):
     assert expected == int(mufu.lg2_ftz(f32(x))[0])
 
 
-@pytest.mark.slow
-def test_lg2_errors_occur_exactly_as_often_as_on_the_hardware():
-    """All 252 octaves outside [0.5, 2) and 0.5 itself: the counts of -2, -1, 0, +1 places measured on an H200."""
-    counts = np.zeros(4, dtype=np.int64)
-    for first in range(0, 1 << 23, 1 << 16):  # pieces that stay in the cache
-        mantissas = np.arange(first, first + (1 << 16))
-        log_of_mantissa = np.log2(1 + mantissas / 2.0**23)
-        for exponent in [e for e in range(-126, 128) if e not in (-1, 0)]:
-            x = (mantissas + ((exponent + 127) << 23)).astype(np.uint32)
-            correct = (exponent + log_of_mantissa).astype(np.float32).view(np.int32)
-            counts += np.bincount(mufu.lg2_ftz(x).view(np.int32) - correct + 2, minlength=4)
-    counts[int(mufu.lg2_ftz(f32(0.5))[0]) - bits_of(-1.0) + 2] += 1
-
-    assert [1_099_476, 1_055_732_263, 1_055_998_003, 1_099_475] == counts.tolist()
-
-
 @given(st.floats(-125, 127, width=32))
 @settings(max_examples=300, deadline=None)
 def test_ex2_ftz_is_within_two_places(x):

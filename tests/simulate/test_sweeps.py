@@ -61,6 +61,7 @@ def test_logarithm_of_every_number_of_a_binade(field):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_logarithm_of_every_positive_number():
     """All 2^31 of them, subnormals, infinity and NaN included."""
     assert recorded(LG2_ALL_POSITIVE) == specified(LG2_ALL_POSITIVE, LG2_ALL_POSITIVE.segments)
