@@ -1,8 +1,8 @@
 """Contract: sm100a and sm103a forward kernels over packed, paged and split keys, and dense ones with soft cap or sink,
 compile without spills, from what they should.
 
-What they compute is tested in the simulator (`fa4build verify --simulate`). Here: what the compiler made of them, read
-from the PTX, and which combinations the constructor refuses.
+What they compute is proven in the simulator by `fa4build verify --simulate`, of which a small case is run here. Then: what
+the compiler made of them, read from the PTX, and which combinations the constructor refuses.
 """
 
 import re
@@ -14,6 +14,8 @@ from fa4build.codegen.render import render
 from fa4build.toolchain import current_toolchain
 from fa4build.tuning import tuning_for
 from fa4build.variants import parse_variant
+from fa4build.verify_packed import cases_of, prove_packed_case
+from fa4build.verify_runs import RUNS, Request
 
 pytestmark = pytest.mark.dsl
 
@@ -59,6 +61,16 @@ def test_keys_come_by_tensor_copies_and_queries_by_rows(built):
     assert ("cp.async.cg.shared.global" in cubin.ptx) == is_packed
     assert ("cp.async.bulk.tensor.4d.global" in cubin.ptx) != is_packed
     assert ("st.global.v4.b32" in cubin.ptx) == is_packed
+
+
+def test_a_small_case_in_the_simulator(built):
+    """Against float64, with every check on: the acceptance case with groups of five query heads."""
+    variant, _, cubin = built
+    request = Request(variant_id=variant.id, ptx=cubin.ptx, plan="", registers=cubin.registers, seeds=(0,), sha256="")
+    case = next(case for case in cases_of(variant) if "group" in case.name)
+    row, faults = prove_packed_case(variant, request, cubin.plan, case, 0, RUNS[:1])
+    assert faults == ()
+    assert row["notes"] == ()
 
 
 def test_row_maxima_come_with_the_scores_on_sm103a(built):
