@@ -1,8 +1,8 @@
 """Contract: sm100a and sm103a forward kernels over packed, paged and split keys, and dense ones with soft cap or sink,
 compile without spills, from what they should.
 
-What they compute is proven in the simulator by `fa4build verify --simulate`, of which a small case is run here. Then: what
-the compiler made of them, read from the PTX, and which combinations the constructor refuses.
+What they compute is proven in the simulator by `fa4build verify --simulate`; a small case of that is run here. Then:
+what the compiler made of them, read from the PTX, and which combinations the constructor refuses.
 """
 
 import re
