@@ -7,6 +7,7 @@ read from a device.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -54,11 +55,17 @@ class Lists(NamedTuple):
             return ()
         keys = self.cu_seqlens_k if self.page_table is None else self.page_table
         assert keys is not None
-        return (self.cu_seqlens_q, keys, *(_none_for(self.cu_seqlens_q, x) for x in (self.seqused_q, self.seqused_k)))
+        used_q, used_k = self.seqused_q, self.seqused_k
+        if used_q is None or used_k is None:
+            nothing = _nothing_on(self.cu_seqlens_q.device)
+            used_q, used_k = nothing if used_q is None else used_q, nothing if used_k is None else used_k
+        return self.cu_seqlens_q, keys, used_q, used_k
 
 
-def _none_for(like: Tensor, given: Tensor | None) -> Tensor:
-    return like.new_empty(0) if given is None else given
+@lru_cache(maxsize=64)
+def _nothing_on(device: torch.device) -> Tensor:
+    """A list without elements, which takes no memory."""
+    return torch.empty(0, dtype=torch.int32, device=device)
 
 
 class Call(NamedTuple):

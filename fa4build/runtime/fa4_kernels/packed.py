@@ -26,6 +26,7 @@ from .problems import (
 from .splitting import checked_splits
 
 Tensor = torch.Tensor
+NO_FACTORS = (None, None, None)
 _Result = tuple[Tensor, Tensor | None]
 
 
@@ -97,7 +98,8 @@ def flash_attn_varlen_func(
     _refuse_unserved(
         q,
         v,
-        canonical_mask(causal, window_size)[0],
+        causal,
+        window_size,
         "paged" if page_table is not None else "varlen",
         {"qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "mask_mod": mask_mod}
         | {"aux_tensors": aux_tensors, "aux_scalars": aux_scalars, "block_sparse_tensors": block_sparse_tensors}
@@ -250,7 +252,7 @@ def attend_with_features(
     **options: object,
 ) -> _Result:
     """flash_attn_func for a call with features, or of fp8 tensors."""
-    _refuse_unserved(q, v, canonical_mask(causal, window_size)[0], "dense", options)
+    _refuse_unserved(q, v, causal, window_size, "dense", options)
     _check_tensors(q, k, v)
     call = _call(
         (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
@@ -263,10 +265,13 @@ def attend_with_features(
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_unserved(q: Tensor, v: Tensor, mask: str, layout: str, options: dict[str, Any]) -> None:
+def _refuse_unserved(
+    q: Tensor, v: Tensor, causal: bool, window_size: Window, layout: str, options: dict[str, Any]
+) -> None:
     """Raises NoKernelError for features that no argument list has, with what was considered."""
     features = requested_features(options)
     if features - SERVED_FEATURES:
+        mask = canonical_mask(causal, window_size)[0]
         problem = problem_for(q, v, mask, layout=layout, features=features)
         decision = loader.runtime().decide(problem, ordinal_of(q))
         raise NoKernelError(f"{', '.join(sorted(features))}: {decision}")
@@ -399,7 +404,8 @@ def _call(
         raise InputError(f"softcap must be a finite number of at least 0 (0: none), it is {softcap!r}")
     if lists.layout == "dense" and (q.shape[0] != k.shape[0]):
         raise InputError(f"batch differs: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    call = Call(
+    batch = q.shape[0] if lists.cu_seqlens_q is None else lists.cu_seqlens_q.shape[0] - 1
+    return Call(
         q=q,
         k=k,
         v=v,
@@ -408,16 +414,18 @@ def _call(
         window=canonical_mask(causal, window_size)[1:],
         softcap=float(softcap or 0),
         sink=_checked_sink(sink, q.shape[-2], q.device),
+        descales=_checked_descales(descales, q, (batch, k.shape[-2])),
         num_splits=checked_splits(num_splits),
         max_seqlen_q=bounds[0],
         max_seqlen_k=bounds[1],
     )
-    return call._replace(descales=_checked_descales(descales, q, (call.batch, k.shape[-2])))
 
 
 def _checked_descales(
     descales: tuple[Tensor | None, Tensor | None, Tensor | None], q: Tensor, shape: tuple[int, int]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if all(given is None for given in descales):
+        return NO_FACTORS
     for name, given in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if given is None:
             continue

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ def canonical_mask(causal: bool, window_size: Window) -> tuple[str, int, int]:
     return mask, left, right
 
 
+@lru_cache(maxsize=1024)
 def mask_of(left: int, right: int) -> str:
     """The mask of a window as kernels take it."""
     return canonical_mask(False, window_size_of(left, right))[0]
