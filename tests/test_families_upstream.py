@@ -3,11 +3,14 @@
 - Launch plans take the names of the operator signature, and refuse by name what the kernel was not compiled for.
 - A number of multiprocessors that a trace baked in is an input of the plan.
 - The library's choice of tiles is compared with the declared one; another version of the library is refused.
+- Every declared kernel is one that the library chooses, with the declared tiles and clusters.
 - The wheel carries the licences and the versions.
 """
 
 import importlib.util
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +143,18 @@ def test_another_version_is_refused_with_the_tested_ones(monkeypatch):
         ToolchainError, match=r"flash-attn-4 4\.1\.0 is installed; tested: 4\.0\.0b36\. Run: pip install"
     ):
         FAMILY.toolchain(current_toolchain())
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "sm103"])
+def test_every_declared_kernel_is_one_that_the_library_chooses(arch):
+    """Class, tiles and cluster, for shapes of the kernel's class of lengths; a process, which the target is set for."""
+    command = [sys.executable, "-m", "tests.kernels_toy.declared_upstream", arch]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=900, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["wrong"] == {}
+    assert found["chosen"] == found["declared"] == len(FAMILY.expand(Selection(arches=(arch,))))
 
 
 def test_a_wrong_declaration_fails_the_build(tmp_path):
