@@ -443,6 +443,15 @@ def test_few_queries_over_many_keys_are_split(runtime):
     assert runtime.launched == ["fwd/varlen/split", "fwd_combine/dense"]
 
 
+def test_keys_outside_a_window_are_no_reason_to_split(runtime):
+    """100 keys of 2000 are seen: one block, one launch."""
+    q, cache = drawn(1, 1, 1, HEAD_DIM), drawn(1, 2000, 1, HEAD_DIM)
+    out, _ = fa4_kernels.flash_attn_with_kvcache(q, cache, cache, causal=True, window_size=(99, None))
+
+    close(out[0], attention(q[0].double(), cache[0].double(), cache[0].double(), causal=True, window=(99, 0))[0])
+    assert runtime.launched == ["fwd/dense"]
+
+
 @pytest.mark.parametrize(
     ("num_sms", "blocks", "max_seqlen_k", "expected"),
     [

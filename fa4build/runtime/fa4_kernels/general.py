@@ -26,7 +26,7 @@ from .problems import (
     ordinal_of,
     problem_for,
 )
-from .splitting import chosen_splits, query_blocks
+from .splitting import chosen_splits, query_blocks, visible_keys
 
 Tensor = torch.Tensor
 _MAX_KEPT = 256
@@ -221,17 +221,18 @@ def _launches_for(call: Call) -> tuple[int, ForwardLaunches]:
         return call.num_splits, _bound_forward(call, is_split=call.num_splits > 1)
     q, k, ordinal = call.q, call.k, ordinal_of(call.q)
     is_dense = call.lists.layout == "dense"
+    max_seqlen_q, max_seqlen_k = (q.shape[1], k.shape[1]) if is_dense else (call.max_seqlen_q, call.max_seqlen_k)
     num_query_blocks = query_blocks(
         batch=call.batch,
         total_q=q.shape[0] * (q.shape[1] if is_dense else 1),
-        max_seqlen_q=q.shape[1] if is_dense else call.max_seqlen_q,
+        max_seqlen_q=max_seqlen_q,
         num_heads_q=q.shape[-2],
         num_heads_kv=k.shape[-2],
     )
     chosen = chosen_splits(
         num_sms=loader.runtime().device(ordinal).sm_count,
         num_query_blocks=num_query_blocks,
-        max_seqlen_k=k.shape[1] if is_dense else call.max_seqlen_k,
+        max_seqlen_k=visible_keys(call.window, max_seqlen_q, max_seqlen_k),
     )
     if chosen > 1:
         try:

@@ -1,5 +1,6 @@
 """Into how many parts the keys of a call are split, so that few queries over many keys keep a whole device busy."""
 
+from .abi import WINDOW_UNBOUNDED
 from .errors import InputError
 
 MAX_SPLITS = 256
@@ -27,6 +28,13 @@ def query_blocks(*, batch: int, total_q: int, max_seqlen_q: int | None, num_head
     if max_seqlen_q is None:
         return num_heads_kv * (total_q * group // _ROWS_A_BLOCK + batch)
     return num_heads_kv * batch * -(-max_seqlen_q * group // _ROWS_A_BLOCK)
+
+
+def visible_keys(window: tuple[int, int], max_seqlen_q: int | None, max_seqlen_k: int | None) -> int | None:
+    """Upper bound of the keys that the queries of a sequence see together; None where it is not known."""
+    if max_seqlen_q is None or max_seqlen_k is None or WINDOW_UNBOUNDED in window:
+        return max_seqlen_k
+    return min(max_seqlen_k, sum(window) + max_seqlen_q)
 
 
 def chosen_splits(*, num_sms: int, num_query_blocks: int, max_seqlen_k: int | None) -> int:
