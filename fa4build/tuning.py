@@ -340,9 +340,12 @@ def _sm90_row(variant: Variant) -> _Sm90Row:
     row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
     if variant.layout == "dense":
         return row
-    if variant.softcap and row.registers == _THREE_CONSUMERS:
-        # The cap's temporaries spill in the 160 registers of three consumers.
-        row = replace(row, tile_m=128, registers=_TWO_CONSUMERS)
+    is_tight = variant.softcap or (variant.layout, variant.head_dim) == ("paged", 96)
+    if is_tight and row.registers == _THREE_CONSUMERS:
+        # The cap's temporaries spill in the 160 registers of three consumers, pages of 96 columns in the 32 beside.
+        # With fewer keys a tile, the launch would have too few registers for what two consumers ask for.
+        tile_n = row.tile_n if variant.softcap else 128
+        row = replace(row, tile_m=128, tile_n=tile_n, registers=_TWO_CONSUMERS)
     # Two tiles of Q take the place of one of Q and one of O: the next is gathered while this one is computed.
     overlaps = row.persistent and row.separate_output and row.head_dims != (192, 128)
     return replace(
