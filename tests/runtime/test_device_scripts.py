@@ -1,0 +1,346 @@
+"""Contract of the scripts of benchmarks/ that compare and check on a device: with right kernels every check passes, a
+check that goes wrong is told and the others go on, and what is printed and written is what was measured.
+
+On the CPU, with kernels that are loops (reference_kernels.py), small problems, and stand-ins for events, streams and
+graphs.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fa4_kernels  # noqa: E402
+from fa4_kernels import api, loader  # noqa: E402
+from fa4_kernels.errors import LayoutError  # noqa: E402
+
+from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import check_torch_on_device  # noqa: E402
+import check_two_gpus_on_device  # noqa: E402
+import compare_on_device  # noqa: E402
+import device_checks  # noqa: E402
+import sanitize_on_device  # noqa: E402
+
+sys.path.pop(0)
+
+
+class Runtime(ReferenceRuntime):
+    """Refuses what the launcher refuses, so that callers copy it."""
+
+    is_capturing = None
+
+    def launch_for(self, problem, ordinal):
+        launch = super().launch_for(problem, ordinal)
+
+        def run(*arguments):
+            for position, x in enumerate(arguments):
+                if isinstance(x, torch.Tensor) and (x.stride(-1) != 1 or 0 in x.stride() or x.data_ptr() % 16):
+                    raise LayoutError("to be copied", position)
+            launch.run(*arguments)
+
+        return SimpleNamespace(run=run)
+
+    def preload(self, devices, select):
+        return ("kernel",)
+
+
+class Event:
+    def __init__(self, enable_timing=True):
+        self._at = None
+
+    def record(self):
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return (end._at - self._at) * 1e3
+
+
+class Stream:
+    def __init__(self, device=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class Graph:
+    """Runs nothing when replayed: what was captured has run already."""
+
+    def replay(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """Reference kernels; torch.cuda's events, streams and graphs replaced."""
+    made = Runtime()
+    loader.use_runtime(made)
+    monkeypatch.setattr(api, "CAN_ANSWER", False)
+    for module in (check_torch_on_device, compare_on_device, sanitize_on_device):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    fakes = {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "graph": lambda graph: contextlib.nullcontext(),
+        "device": lambda device: contextlib.nullcontext(),
+        "synchronize": lambda device=None: None,
+        "current_device": lambda: 0,
+        "_sleep": lambda cycles: None,
+        "get_device_name": lambda device=None: "NVIDIA H200",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    yield made
+    loader.use_runtime(None)
+
+
+# --- checks one by one ------------------------------------------------------------------------------------------------
+
+
+def test_checks_fail_alone_and_are_on_disk(tmp_path, capsys):
+    """One raises, one is over the deadline: both are failures with a reason."""
+
+    def broken():
+        raise ValueError("lost")
+
+    path, record = tmp_path / "record.json", {"device": "d"}
+    status = device_checks.run_checks({"a": lambda: {"passed": True}, "b": broken}, record, path)
+    assert status == 1
+    found = json.loads(path.read_text())
+    assert found["device"] == "d"
+    assert found["checks"]["a"]["passed"]
+    assert found["checks"]["b"]["error"].startswith("ValueError: lost (test_device_scripts.py:")
+
+    status = device_checks.run_checks({"c": lambda: {"passed": True}}, {}, path, deadline=time.monotonic() - 1)
+    assert status == 1
+    assert json.loads(path.read_text())["checks"]["c"]["error"] == "not run: out of time"
+    assert "FAIL b" in capsys.readouterr().out
+
+
+def test_wheels_of_other_families_are_installed_too(tmp_path, monkeypatch):
+    """The runtime of this machine alone, and every pack."""
+    names = ("fa4_kernels-1-cp310-abi3-manylinux_2_17_{}.whl", "fa4_kernels_sm90a-1-py3-none-any.whl")
+    names = (names[0].format(device_checks.platform.machine()), names[0].format("other"), names[1])
+    for name in (*names, "fa4_kernels_upstream_sm90a-1-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    commands = []
+    monkeypatch.setattr(device_checks.subprocess, "run", lambda command, check: commands.append(command))
+    device_checks.install(tmp_path, "site")
+
+    installed = {Path(word).name for word in commands[0] if word.endswith(".whl")}
+    assert installed == {names[0], names[2], "fa4_kernels_upstream_sm90a-1-py3-none-any.whl"}
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Problems that loops in Python finish."""
+    sizes = {"ROWS": 20, "LENGTHS": (9, 1, 17), "REPEATS": 2, "FEW": 12, "BUSY": 8, "STEPS": 2, "BATCH": 2}
+    sizes |= {"SEQLEN": 16, "LAST": 1, "WIDTH": 64, "HEADS": 1, "LAYERS": 1, "COMPILER": "aot_eager"}
+    for name, value in sizes.items():
+        monkeypatch.setattr(check_torch_on_device, name, value)
+
+
+RUN_HERE = ("repeats_dense", "repeats_packed", "empty", "sdpa", "stream_dense", "stream_packed", "layouts")
+RUN_HERE += ("compile_packed", "host_time", "decoding_graph", "transformers")
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_right_kernels_pass_each_check(small, name, monkeypatch):
+    """All but training, which two steps do not teach, and the graph of a backward, which no stand-in can replay."""
+    if name == "transformers":
+        pytest.importorskip("transformers")
+    if name == "decoding_graph":  # the stand-in keeps the results of the capture
+        monkeypatch.setattr(torch, "equal", lambda a, b: a.shape == b.shape)
+    if name == "host_time":
+        monkeypatch.setattr(check_torch_on_device.host_microseconds, "__defaults__", (2,))
+    result = check_torch_on_device.checks_of(torch, fa4_kernels)[name]()
+
+    assert result["passed"], result
+
+
+def test_training_runs_and_needs_learning(small):
+    """Two steps of three models; curves are kept."""
+    result = check_torch_on_device.check_training(torch, fa4_kernels)
+
+    assert {len(curve) for curve in result["curves"].values()} == {2}
+    assert abs(result["ends"]["fa4_kernels"] - result["ends"]["sdpa"]) < 0.02
+    assert not result["passed"]
+
+
+def test_a_wrong_gradient_is_seen(small, on_the_cpu, monkeypatch):
+    """Other bits at each repeat."""
+    attend = fa4_kernels.flash_attn_func
+    monkeypatch.setattr(fa4_kernels, "flash_attn_func", lambda q, *a, **o: attend(q * torch.rand(()).item(), *a, **o))
+    problem = check_torch_on_device.Problem(torch, fa4_kernels, "dense")
+
+    assert not check_torch_on_device.equal_bits(torch, problem.gradients(), problem.gradients())
+    assert not check_torch_on_device.check_stream(torch, fa4_kernels, "dense")["passed"]
+
+
+# --- two devices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Both are the CPU."""
+    monkeypatch.setattr(check_two_gpus_on_device, "DEVICES", ("cpu", "cpu"))
+    monkeypatch.setattr(check_two_gpus_on_device, "LENGTHS", (9, 1, 17))
+    monkeypatch.setattr(check_two_gpus_on_device, "ROUNDS", 2)
+    originals = check_two_gpus_on_device.drawn
+
+    def small(torch_, device, seed, *shapes):
+        return originals(torch_, device, seed, *(tuple(min(x, 128) if x != 700 else 12 for x in s) for s in shapes))
+
+    monkeypatch.setattr(check_two_gpus_on_device, "drawn", small)
+
+
+@pytest.mark.parametrize("problem", ["dense", "dense_gradients", "packed_gradients", "paged_split"])
+def test_two_devices(two, problem):
+    """Every check of a problem, but that of tensors on two devices."""
+    checks = check_two_gpus_on_device.checks_of(torch, fa4_kernels)
+    names = [name for name in checks if name.endswith(f" {problem}")]
+    assert len(names) == 6
+    for name in names:
+        result = checks[name]()
+        assert result["passed"] or name.startswith("graph"), (name, result)
+
+
+def test_other_bits_on_the_second_device_are_seen(two):
+    """A kernel that gives something else at every call."""
+    make, _ = check_two_gpus_on_device.problems(torch, fa4_kernels)["dense"]
+    noise = iter(range(1, 1000))
+    result = check_two_gpus_on_device.check_other(torch, make, lambda *x: [torch.full((3,), float(next(noise)))])
+
+    assert not result["passed"]
+    assert any("other bits" in text for text in result["wrong"])
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """One head dim, one length; flash-attn-4's recipes stand for nothing here and are errors."""
+    values = {"HEAD_DIMS": (64,), "SEQLENS": (16,), "TOKENS": 32, "COLUMNS": 64, "ROUNDS": 3, "SLOT_MS": 0.01}
+    values |= {"BACKENDS": {"cudnn": "MATH", "fa2": "MATH"}, "ROTATED_BYTES": 1}
+    values |= {"DECODING": {"keys": 128, "heads_q": 4, "heads_kv": 2, "head_dim": 64}}
+    for name, value in values.items():
+        monkeypatch.setattr(compare_on_device, name, value)
+    monkeypatch.setattr(compare_on_device, "copy_share", lambda torch_: 4.0)
+
+    def call(op, **named):
+        if named.get("deterministic"):
+            raise RuntimeError("no recipe")
+        q, k, v = (named[x].detach().requires_grad_() for x in "qkv")
+        with torch.enable_grad():
+            out, lse = fa4_kernels.flash_attn_func(q, k, v, causal=named["mask"] == "causal", return_lse=True)
+            return (out, lse) if op == "fwd" else torch.autograd.grad(out, (q, k, v), named["dout"])
+
+    monkeypatch.setattr(fa4_kernels, "call", call)
+
+
+def test_comparison_fills_every_row(tiny, tmp_path, capsys):
+    """Forward and backward, every name a number, what could not run told; the file is what the report reads."""
+    from fa4build.report.benchmarks import read_benchmarks
+
+    path, record = tmp_path / "compare.json", {"device": "d"}
+    errors = compare_on_device.measure(torch, fa4_kernels, record, path)
+
+    assert errors == 2  # flash-attn-4's deterministic backward, full and causal
+    for row in record["forward_tflops"]:
+        assert {"fa4_kernels", "fa4_kernels_packed", "flash_attn_4", "cudnn", "fa2"} <= set(row)
+    for row in record["backward_tflops"]:
+        assert {"fa4_kernels", "fa4_kernels_packed", "fa4_kernels_deterministic", "flash_attn_4", "fa2"} <= set(row)
+    assert all(max(notes["difference"].values()) < 0.02 for notes in record["notes"].values())
+    assert len(record["decoding"]) == 2 * 3 * (4 + 5)
+    assert all(row["share"] > 0 for row in record["decoding"])
+    assert json.loads(path.read_text()) == record
+    assert [b.name for b in read_benchmarks([path])] == ["backward_tflops", "forward_tflops"]
+    assert "hd64 causal 16" in capsys.readouterr().out
+
+
+def test_goals_are_those_of_the_best_peer():
+    """0.94 of the best is a miss in the forward and none in the backward; a share below 75 % is one, a sweep is not."""
+    row = {"head_dim": 64, "causal": True, "seqlen": 1024, "fa4_kernels": 94.0, "cudnn": 100.0, "fa2": 50.0}
+    decoding = [
+        {"layout": "paged", "batch": 1, "rows": 1, "num_splits": 0, "share": 0.74},
+        {"layout": "paged", "batch": 8, "rows": 1, "num_splits": 0, "share": 0.76},
+        {"layout": "paged", "batch": 8, "rows": 1, "num_splits": 4, "share": 0.1},
+    ]
+    record = {"forward_tflops": [row], "backward_tflops": [row], "decoding": decoding}
+
+    assert compare_on_device.summary(record) == {
+        "forward hd64 causal 1024": 0.94,
+        "decoding paged batch 1 rows 1": 0.74,
+    }
+
+
+def test_results_that_differ_are_told():
+    """The difference is relative to the largest number of a peer's results."""
+    found = {"fa4_kernels": (torch.tensor([1.0, 2.0]),), "cudnn": (torch.tensor([1.0, 4.0]),)}
+
+    assert compare_on_device.differences(found) == {"fa4_kernels": 0.5, "cudnn": 0.0}
+
+
+# --- compute-sanitizer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["forward", "backward"])
+def test_every_problem_runs(group, capsys, monkeypatch):
+    """With right kernels nothing is wrong; the small problems are those of the device."""
+    assert sanitize_on_device.run_group(group) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("RAN ")]
+    assert len(lines) == len(sanitize_on_device.GROUPS[group])
+    assert all(line.endswith(": right") for line in lines)
+
+
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at fwd_sm90a_bf16_hd128_full_0+0x1230
+========= Invalid __global__ read of size 4 bytes
+=========     at fwd_sm90a_bf16_hd128_full_0+0x1240
+========= ERROR SUMMARY: 2 errors
+"""
+RACECHECK = """========= COMPUTE-SANITIZER
+========= Warning: Race reported between Write access at fwd_sm90a_bf16_hd128_full_0+0x10
+=========     and Read access at fwd_sm90a_bf16_hd128_full_0+0x20 [64 hazards]
+=========
+========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)
+"""
+
+
+def test_reports_are_counted():
+    """Errors and warnings of the summary; reports by kind, with offsets left out."""
+    memory, races = sanitize_on_device.parse(MEMCHECK), sanitize_on_device.parse(RACECHECK)
+
+    assert (memory["errors"], memory["warnings"]) == (2, 0)
+    assert memory["kinds"] == {"Invalid __global__ read of size N bytes": 2}
+    assert (races["errors"], races["warnings"]) == (1, 2)
+    kind = "Warning: Race reported between Write access at fwd_sm90a_bf16_hd128_full_0+N"
+    assert races["kinds"] == {kind: 1}
+    assert sanitize_on_device.parse("Device not supported") is None
+
+
+def test_what_is_bad():
+    """No summary, a problem that did not run, errors; but not what racecheck reports."""
+    ran = [f"forward, {name}: right" for name in sanitize_on_device.GROUPS["forward"]]
+    good = {"tool": "memcheck", "group": "forward", "ran": ran, "errors": 0}
+
+    assert not sanitize_on_device.is_bad(good)
+    assert not sanitize_on_device.is_bad(good | {"tool": "racecheck", "errors": 3})
+    assert sanitize_on_device.is_bad(good | {"errors": 1})
+    assert sanitize_on_device.is_bad(good | {"ran": ran[1:]})
+    assert sanitize_on_device.is_bad({"tool": "racecheck", "group": "forward", "ran": ran})
