@@ -19,7 +19,6 @@ from fa4build.pack import Artifact
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.selection import Selection
 from fa4build.signing import SigningKey
-from fa4build.variants import use_rule
 from fa4build.wheel import (
     RUNTIME_NAME,
     SIZE_LIMIT_BYTES,
@@ -160,7 +159,7 @@ def artifact_of(entry: CacheEntry, cache: Cache, silicon: Mapping[str, Mapping[s
         id=entry.name,
         op=variant["op"],
         target=entry.facts["target"],
-        axes={name: value for name, value in variant.items() if name not in _SEPARATE_FIELDS} | use_rule(variant),
+        axes={name: value for name, value in variant.items() if name not in _SEPARATE_FIELDS},
         symbols=tuple(entry.facts["symbols"]),
         registers=entry.facts["registers"],
         spill_bytes=entry.facts["spill_bytes"],

@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -615,13 +615,10 @@ def default_variants() -> tuple[Variant, ...]:
     return tuple(filter(in_default_matrix, valid_variants()))
 
 
-def use_rule(axes: Mapping[str, object]) -> dict[str, str]:
-    """The axis `when` (docs/formats.md section 5) of a kernel that others stand in for, or nothing.
-
-    Args: axes: `op` and the axes of a variant, by name.
-    """
+def use_rule(variant: Variant) -> dict[str, str]:
+    """The axis `when` (docs/formats.md section 5) of a kernel that others stand in for, or nothing."""
     # A pair of thread blocks takes 512 query rows at once; with 256 or fewer one of them would be idle.
-    has_one_cta_twin = axes.get("op") == "fwd" and axes.get("cta_group") == 2 and axes.get("head_dim") != 256
+    has_one_cta_twin = variant.op == "fwd" and variant.cta_group == 2 and variant.head_dim != 256
     return {"when": "seqlen_q > 256"} if has_one_cta_twin else {}
 
 

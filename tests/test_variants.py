@@ -397,4 +397,4 @@ def test_a_forward_of_two_blocks_leaves_few_queries_to_its_twin(variant_id, rule
     """A pair takes 512 rows at once, one block 256."""
     variant = parse_variant(variant_id)
 
-    assert rule == use_rule({"op": variant.op} | variant_axes(variant))
+    assert rule == use_rule(variant)

@@ -9,7 +9,7 @@ from fa4build.codegen.render import render
 from fa4build.families.interface import Family, Recipe
 from fa4build.toolchain import Toolchain
 from fa4build.tuning import tuning_for
-from fa4build.variants import expand_matrix
+from fa4build.variants import expand_matrix, use_rule
 
 
 def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:
@@ -17,6 +17,7 @@ def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) 
     tuning = tuning_for(variant)
     source = render(variant, tuning)
     inputs = key_inputs(source, tuning, toolchain, options)
+    inputs["source"]["variant"] |= use_rule(variant)
     return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
 
 
