@@ -169,12 +169,12 @@ def time_ours(case: Case, cache_dir: Path) -> dict:
     """Times our kernel from the cache."""
     from fa4build.cache import Cache
     from fa4build.codegen.launch_plan import plan_from_json
+    from fa4build.pipeline import find_cached, require_cached
     from fa4build.simulate.timing_attention import time_backward, time_forward
+    from fa4build.variants import parse_variant
 
-    entry = next((e for e in Cache(cache_dir).entries() if e.name == case.ours), None)
-    if entry is None:
-        raise SystemExit(f"{case.ours} is not in the cache; build it with: fa4build matrix --select {case.ours}")
     cache = Cache(cache_dir)
+    (entry,) = require_cached(find_cached((parse_variant(case.ours),), cache))
     plan, ptx = plan_from_json(cache.read(entry, "plan").decode()), cache.read(entry, "ptx").decode()
     shape = {"head_dim": case.head_dim, "head_dim_v": case.head_dim_v, "is_causal": case.is_causal}
     arch = f"sm{case.arch}a"

@@ -23,12 +23,16 @@ from fa4build.verify_simulate import prove_case, request_for  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block may have
 LENGTHS = (1, 17, 127, 128, 129, 200, 333, 512)
-# 512 rows are one work item of a pair: more rows than that, two heads on one key head, two sequences.
+# 512 rows, or 256 of head_dim 256, are one work item of a pair. More rows than that, two heads on one key head, two
+# sequences.
 MANY_PAIRS = Case(name="many-pairs", batch=2, seqlen_q=600, seqlen_k=300, num_heads_q=2, num_heads_kv=1)
 ALL_AT_ONCE = Run(schedule="random", padded=False, num_sms=8, concurrent_clusters=4, by_warp=True)
 
 
-@pytest.fixture(scope="module", params=["sm100a-bf16-hd128-full-2cta", "sm103a-fp16-hd192x128-full-2cta"])
+@pytest.fixture(
+    scope="module",
+    params=["sm100a-bf16-hd128-full-2cta", "sm103a-fp16-hd192x128-full-2cta", "sm100a-fp16-hd256-causal-2cta"],
+)
 def built(request, tmp_path_factory):
     """(variant, tuning, cubin)."""
     variant = parse_variant(f"fwd-{request.param}")
@@ -64,7 +68,7 @@ def test_every_product_is_of_the_pair(built):
     assert all("cta_group::2" in commit and "multicast::cluster" in commit for commit in commits)
 
 
-@pytest.mark.parametrize("run", [RUNS[1], ALL_AT_ONCE], ids=["late", "all at once"])
+@pytest.mark.parametrize("run", [ALL_AT_ONCE, pytest.param(RUNS[1], marks=pytest.mark.slow)], ids=["at once", "late"])
 def test_pairs_do_not_disturb_each_other(built, run):
     """Two pairs of CTAs in one go, rows beyond the sequence in both CTAs of the last."""
     assert prove(built, MANY_PAIRS, (run,)) == ()

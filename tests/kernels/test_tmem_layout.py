@@ -55,6 +55,14 @@ def test_probabilities_lie_in_the_upper_half_of_their_own_scores(num_q_tiles, ti
         assert scores + tile_n == probabilities + tile_n // 2
 
 
+def test_one_q_tile_may_have_two_score_tiles():
+    """S 0..127 and 128..255, each with its P in the upper half, and one O behind them."""
+    layout = forward_tmem(1, 128, 256, num_scores=2)
+
+    assert ((0, 128), (64, 192), (256,)) == (layout.scores, layout.probabilities, layout.outputs)
+    assert layout.num_columns == TMEM_COLUMNS
+
+
 @pytest.mark.parametrize(("num_q_tiles", "tile_n", "head_dim_v"), [(2, 128, 129), (2, 128, 192), (1, 384, 136)])
 def test_what_does_not_fit_is_refused_with_the_count(num_q_tiles, tile_n, head_dim_v):
     """One column too many is too many: 2 * 128 + 2 * 129 = 514."""
