@@ -32,6 +32,7 @@ GOALS = {"forward": 0.95, "backward": 0.85, "decoding": 0.75}
 PEERS = ("flash_attn_4", "cudnn", "fa2")
 BACKENDS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
 PEAK_BYTES_A_SECOND = {"H200": 4.8e12, "H100": 3.35e12}
+BATCHES = (1, 8, 32)
 DECODING = {"keys": 16384, "heads_q": 64, "heads_kv": 8, "head_dim": 128}
 LIMIT = 0.05  # of differences between results; bf16 gives 0.02
 ROTATED_BYTES = 512 << 20  # several times the L2 cache
@@ -280,7 +281,7 @@ def copy_share(torch):
 
 def decoding_rows(torch, fa4_kernels):
     """Numbers of splits as chosen; then a sweep of them."""
-    caches = [(layout, batch) for layout in ("paged", "varlen") for batch in (1, 8, 32)]
+    caches = [(layout, batch) for layout in ("paged", "varlen") for batch in BATCHES]
     cases = [(*cache, rows, 0) for cache in caches for rows in (1, 2, 4, 8)]
     cases += [(*cache, 1, num_splits) for cache in caches for num_splits in (1, 2, 4, 8, 16)]
     return [time_decoding(torch, fa4_kernels, *case) for case in cases]
