@@ -139,7 +139,7 @@ Tell = Callable[[Event], None]
 
 
 def built_variants(arches: Sequence[str], globs: Sequence[str]) -> tuple[Variant, ...]:
-    """Written variants that any glob matches (none given: all), in the order of the matrix.
+    """Variants of the default matrix that any glob matches (none given: all), and written ones named in full, in order.
 
     Unlike a build, a glob here may also match variants that nobody has written: only what exists can be verified.
 
@@ -149,7 +149,8 @@ def built_variants(arches: Sequence[str], globs: Sequence[str]) -> tuple[Variant
     for glob in globs:
         if not any(fnmatch.fnmatchcase(variant.id, glob) for variant in written):
             expand_matrix(Selection(arches=tuple(arches), globs=(glob,)))  # knows best why there is none
-    return tuple(v for v in written if not globs or any(fnmatch.fnmatchcase(v.id, glob) for glob in globs))
+    chosen = {v for v in written if not globs or any(fnmatch.fnmatchcase(v.id, glob) for glob in globs)}
+    return tuple(v for v in written_variants() if v in chosen or v.id in globs)
 
 
 def family_kernels(family: Family, arches: Sequence[str], globs: Sequence[str]) -> tuple[Any, ...]:

@@ -66,6 +66,13 @@ def test_globs_take_what_is_written_and_skip_what_is_not():
     ]
 
 
+def test_a_variant_outside_the_default_matrix_is_taken_by_its_name():
+    """Built by those who name it, proven by those who name it."""
+    outside = "fwd-sm90a-bf16-hd256-full-paged-sink"
+    assert outside not in {v.id for v in expand_matrix(Selection(arches=("sm90a",)))}
+    assert [v.id for v in built_variants((), (outside,))] == [outside]
+
+
 def test_a_glob_that_takes_nothing_says_why():
     """Nothing near; an id that cannot be."""
     with pytest.raises(NothingSelectedError, match=r"matches no variant\. Nearest:"):
