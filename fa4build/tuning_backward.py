@@ -122,7 +122,8 @@ _SM100_SOURCE = (
     "all masks, types and both orders of dQ"
 )
 _SM100_STAGES = {(64, 64): (2, 2), (96, 96): (2, 2), (128, 128): (2, 1)}  # of Q, of dO
-_SM100_TWO_CTA_STAGES = {(128, 128): (1, 1)}  # Q and dO lie in shared memory twice, each half in either orientation
+# Q and dO lie in shared memory twice, each half in either orientation; wide ones one after the other.
+_SM100_TWO_CTA_STAGES = {(128, 128): (1, 1), (192, 128): (1, 1)}
 
 # Of the threads that compute, add dQ, and load or multiply, by (CTAs, soft cap).
 _SM100_REGISTERS = {
@@ -131,6 +132,7 @@ _SM100_REGISTERS = {
     (2, False): (152, 120, 88),
     (2, True): (176, 112, 48),
 }
+_SM100_WIDE_REGISTERS = {False: (144, 136, 88), True: (176, 112, 48)}  # head_dim over 128, two CTAs, by soft cap
 
 
 def has_backward_tuning(variant: Variant) -> bool:
@@ -151,7 +153,11 @@ def _sm100_stages(variant: Variant) -> dict[tuple[int, int], tuple[int, int]]:
 
 def _sm100_row(variant: Variant) -> BackwardTuningRow:
     q_stages, dout_stages = _sm100_stages(variant)[variant.head_dims]
-    consumer_registers, reduce_registers, producer_registers = _SM100_REGISTERS[variant.cta_group, variant.softcap]
+    consumer_registers, reduce_registers, producer_registers = (
+        _SM100_WIDE_REGISTERS[variant.softcap]
+        if variant.head_dim > 128
+        else _SM100_REGISTERS[variant.cta_group, variant.softcap]
+    )
     tuning = Sm100BackwardTuning(
         q_stages=q_stages,
         dout_stages=dout_stages,

@@ -219,6 +219,9 @@ class BackwardSm100:
     Raises: ValueError for a combination that cannot run.
     """
 
+    probability_step = HALF  # columns from P of one half of the queries to P of the other
+    cluster_keys = TILE_N  # keys of all CTAs that visit the same queries together
+
     def __init__(
         self,
         *,
@@ -239,8 +242,11 @@ class BackwardSm100:
         self.q_stages, self.do_stages = q_stages, do_stages
         self.registers = (compute_registers, reduce_registers, other_registers)
         self.deterministic, self.is_packed = deterministic, layout == VARLEN
-        self.tmem = backward_tmem(TILE_M, head_dim, head_dim_v)
+        self.tmem = self._plan_tmem()
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+    def _plan_tmem(self):
+        return backward_tmem(TILE_M, self.head_dim, self.head_dim_v)
 
     # ------------------------------------------------------------------------------------------------------------
     # Host
@@ -487,8 +493,9 @@ class BackwardSm100:
     def _init_barriers(self, bars: Barriers):
         with arch.elect_one():
             for field, (number, arrivals) in zip(bars, self._barrier_counts()):
-                for i in range(number):
-                    arch.mbarrier_init(field + i, arrivals)
+                if const_expr(number > 0):
+                    for i in range(number):
+                        arch.mbarrier_init(field + i, arrivals)
         arch.mbarrier_init_fence()
 
     @cute.jit
@@ -497,7 +504,7 @@ class BackwardSm100:
         would count against the registers of all of them (seen as spills)."""
         if const_expr(self.is_packed):
             return self._packed_work(problem, tiles)
-        tile = single_tile.tile_at(arch.block_idx()[0], tiles.num_n_blocks, tiles.num_heads_kv)
+        tile = single_tile.tile_at(self._cluster(), tiles.num_n_blocks, tiles.num_heads_kv)
         n_block = tile.m_block
         if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
             n_block = tiles.num_n_blocks.divisor - 1 - n_block
@@ -508,11 +515,11 @@ class BackwardSm100:
         """The same among packed sequences: tiles of keys of a head are neighbours."""
         batch = tiles.cu_seqlens_k.shape[0] - 1
         is_valid, sequence, rest = packed_tiles.find_sequence(
-            arch.block_idx()[0], tiles.cu_seqlens_k, tiles.seqused_k, batch, 1, tiles.num_heads_kv, TILE_N
+            self._cluster(), tiles.cu_seqlens_k, tiles.seqused_k, batch, 1, tiles.num_heads_kv, self.cluster_keys
         )
         seqlen_q = packed_tiles.sequence_length(tiles.cu_seqlens_q, tiles.seqused_q, sequence)
         seqlen_k = packed_tiles.sequence_length(tiles.cu_seqlens_k, tiles.seqused_k, sequence)
-        num_n_blocks = maximum(ceil_div(seqlen_k, TILE_N), 1)
+        num_n_blocks = maximum(ceil_div(seqlen_k, self.cluster_keys), 1)
         head = rest // num_n_blocks
         n_block = rest - head * num_n_blocks
         if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
@@ -528,12 +535,24 @@ class BackwardSm100:
             is_valid=is_valid,
         )
 
-    def _visits(self, problem: Problem, n_block, head_kv, batch, seqlen_q, seqlen_k) -> Work:
+    def _cluster(self):
+        """Number of this CTA's cluster."""
+        return arch.block_idx()[0]
+
+    def _tile_of(self, cluster_tile):
+        """This CTA's tile of keys, where the cluster takes `cluster_tile`."""
+        return cluster_tile
+
+    def _cluster_tile(self, n_block):
+        """What the cluster takes, where this CTA has tile `n_block` of keys."""
+        return n_block
+
+    def _visits(self, problem: Problem, cluster_tile, head_kv, batch, seqlen_q, seqlen_k) -> Work:
         """The work of one tile of keys."""
         queries = query_range(
-            n_block,
+            cluster_tile,
             tile_m=TILE_M,
-            tile_n=TILE_N,
+            tile_n=self.cluster_keys,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
             mask=self.mask,
@@ -542,7 +561,7 @@ class BackwardSm100:
         )
         begin, end = Int32(queries.begin), Int32(queries.end)
         return Work(
-            n_block=n_block, head_kv=head_kv, batch=batch, begin=begin,
+            n_block=self._tile_of(cluster_tile), head_kv=head_kv, batch=batch, begin=begin,
             inner_begin=Int32(queries.inner_begin), inner_end=Int32(queries.inner_end), end=end,
             num_steps=(end - begin) * problem.heads_per_kv, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
         )  # fmt: skip
@@ -699,13 +718,15 @@ class BackwardSm100:
             turn = turn + 1
 
     @cute.jit
-    def _end_tile(self, tiles, stage, rows, columns: cutlass.Constexpr[int], full):
-        """Zeros to rows `rows` .. of a tile of 128, and the arrival that hands it on."""
-        if rows < TILE_M:
+    def _end_tile(
+        self, tiles, stage, end, columns: cutlass.Constexpr[int], full, rows: cutlass.Constexpr[int] = TILE_M
+    ):
+        """Zeros to rows `end` .. of a tile of `rows`, and the arrival that hands it on."""
+        if end < rows:
             address = tiles.iterator.toint() + stage * self._bytes(columns)
-            value_tail.zero_rows(address, rows, arch.lane_idx(), TILE_M, columns, WARP)
+            value_tail.zero_rows(address, end, arch.lane_idx(), rows, columns, WARP)
             arch.fence_proxy("async.shared", space="cta")
-        self._arrive_warp(full)
+        self._arrive_mma(full)
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
@@ -867,6 +888,7 @@ class BackwardSm100:
         for piece in cutlass.range_constexpr(HALF // FRAGMENT):
             cute.copy(load, source[None, None, piece], self._piece(values, piece, FRAGMENT))
         arch.fence_view_async_tmem_load()
+        self._scores_are_read(bars, row, half)
         if const_expr(problem.softcap is not None):
             cap_scores(values, problem.cap_factor)
         if (step.m_block < work.inner_begin) | (step.m_block >= work.inner_end):
@@ -874,7 +896,7 @@ class BackwardSm100:
             begin, end = self._visible_queries(key, problem, work)
             score_rows.mask_row(values, begin - first_query, end - first_query, True, self.mask == LOCAL)
         lse = cute.local_tile(shared.lse_log2[None, slot.stage], (HALF,), (half,))
-        column = self.tmem.scores + half * HALF
+        column = self.tmem.scores + half * self.probability_step
         if const_expr(problem.softcap is None):
             gradients.probabilities(values, lse, -(problem.scale * Float32(LOG2_E)))
             self._arrive_warp(empty + slot.stage)
@@ -893,6 +915,9 @@ class BackwardSm100:
         fence_before_arrive()
         self._arrive_mma(bars.p_ready)
         return values
+
+    def _scores_are_read(self, bars, row, half):
+        """This thread has its scores in registers; here nobody waits for that."""
 
     @cute.jit
     def _visible_queries(self, key, problem: Problem, work: Work):
@@ -1079,8 +1104,8 @@ class BackwardSm100:
 
     def _rank(self, m_block, work, problem):
         return turns.rank(
-            work.n_block, m_block, tile_n=TILE_N, seqlen_q=work.seqlen_q, seqlen_k=work.seqlen_k, mask=self.mask,
-            window_right=problem.window_right,
+            self._cluster_tile(work.n_block), m_block, tile_n=self.cluster_keys, seqlen_q=work.seqlen_q,
+            seqlen_k=work.seqlen_k, mask=self.mask, window_right=problem.window_right,
         )  # fmt: skip
 
     def _is_adding(self, work, problem):
@@ -1088,8 +1113,9 @@ class BackwardSm100:
         if not self.deterministic:
             return True
         return turns.is_seen(
-            work.n_block, tile_n=TILE_N, seqlen_q=work.seqlen_q, seqlen_k=work.seqlen_k, mask=self.mask,
-            window_left=problem.window_left, window_right=problem.window_right,
+            self._cluster_tile(work.n_block), tile_n=self.cluster_keys, seqlen_q=work.seqlen_q,
+            seqlen_k=work.seqlen_k, mask=self.mask, window_left=problem.window_left,
+            window_right=problem.window_right,
         )  # fmt: skip
 
     @cute.jit

@@ -11,6 +11,8 @@ the leader alone and their commits arrive in both. Barriers besides those of the
     q, qt, do, dot, k, v, kt: `full` in the leader (bytes of both CTAs); `empty` in either (1).
     lse_full, dpsum_full (1 + bytes), lse_empty, dpsum_empty (8): each CTA's own copy of the per-query vectors.
     exchange_full (1 + bytes): the peer's part of dS has landed here. exchange_ready (2, leader): in both CTAs.
+    v_landed, kt_landed, q_landed, qt_landed, do_landed, dot_landed (1 + bytes): packed sequences only, each CTA's own;
+        the `full` ones then count the arrivals of warp 15 of both CTAs (2).
 """
 
 from typing import NamedTuple
@@ -43,17 +45,16 @@ from kernels_src.backward_sm100 import (
     _copy_views,
     _retyped,
 )
-from kernels_src.integers import select
-from kernels_src.masking.query_range import query_range
+from kernels_src.integers import maximum, select
 from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply
 from kernels_src.pipelines.ring import Cursor
-from kernels_src.scheduling import single_tile, turns
+from kernels_src.scheduling import packed_tiles, turns
 from kernels_src.softmax import correction
 from kernels_src.softmax.softcap import cap_factor
 
 PAIR = 2
 PAIR_N = PAIR * TILE_N
-RELAY_WARP = 14
+RELAY_WARP = 14  # 15 ends the tiles of packed sequences
 LEADER = 0
 BOTH = 3  # mask of a commit that arrives in both CTAs
 PART = TILE_N * HALF  # elements of the dS of one CTA's keys for the queries of one CTA
@@ -88,6 +89,13 @@ class Barriers(NamedTuple):
     dq_empty: cute.Pointer
     dv_full: cute.Pointer
     dk_full: cute.Pointer
+    s_read: object
+    v_landed: object
+    kt_landed: object
+    q_landed: object
+    qt_landed: object
+    do_landed: object
+    dot_landed: object
 
 
 class Maps(NamedTuple):
@@ -164,7 +172,9 @@ class BackwardSm100TwoCta(BackwardSm100):
     head_dim = head_dim_v = 128.
     """
 
-    dq_slots = 1  # staging slots of every reducing warp
+    cluster_keys = PAIR_N
+    dq_columns = FRAGMENT  # of dQ that a reducing warp stages at a time
+    reuses_scores = False  # whether dP takes columns of S that must have been read
 
     def __init__(self, **arguments):
         super().__init__(q_stages=1, do_stages=1, **arguments)
@@ -187,22 +197,30 @@ class BackwardSm100TwoCta(BackwardSm100):
         dk: cute.Tensor,
         dv: cute.Tensor,
         softmax_scale: Float32,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        seqused_q=None,
+        seqused_k=None,
         window_left: Int32,
         window_right: Int32,
         num_sms: Int32,
         softcap=None,
         stream,
     ):
-        batch, seqlen_q, num_heads, _ = q.shape
-        seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
+        num_heads, num_heads_kv = q.shape[-2], k.shape[-2]
         maps = self._maps(q, k, v, dout, dq_accum, dk, dv)
-        num_n_blocks = cute.ceil_div(seqlen_k, PAIR_N)
-        tiles = Tiles(
-            num_n_blocks=cute.FastDivmodDivisorV2(num_n_blocks), num_heads_kv=cute.FastDivmodDivisorV2(num_heads_kv)
-        )
+        if const_expr(self.is_packed):
+            num_n_blocks = packed_tiles.max_tiles(k.shape[0], cu_seqlens_k.shape[0] - 1, PAIR_N)
+            num_tiles = num_n_blocks * num_heads_kv
+            tiles = Tiles(num_n_blocks, num_heads_kv, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        else:
+            num_n_blocks = cute.ceil_div(k.shape[1], PAIR_N)
+            num_tiles = num_n_blocks * num_heads_kv * k.shape[0]
+            divisor = cute.FastDivmodDivisorV2
+            tiles = Tiles(num_n_blocks=divisor(num_n_blocks), num_heads_kv=divisor(num_heads_kv))
         problem = Problem(
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
+            seqlen_q=None if const_expr(self.is_packed) else q.shape[1],
+            seqlen_k=None if const_expr(self.is_packed) else k.shape[1],
             window_left=window_left,
             window_right=window_right,
             scale=softmax_scale,
@@ -210,8 +228,9 @@ class BackwardSm100TwoCta(BackwardSm100):
             softcap=softcap,
             cap_factor=None if const_expr(softcap is None) else cap_factor(softmax_scale, softcap),
         )
-        self.kernel(maps, dpsum, lse_log2, dq_semaphore, problem, tiles).launch(
-            grid=(num_n_blocks * num_heads_kv * batch * PAIR, 1, 1),
+        rows = (dk, dv) if const_expr(self.is_packed) else None
+        self.kernel(maps, dpsum, lse_log2, dq_semaphore, rows, problem, tiles).launch(
+            grid=(num_tiles * PAIR, 1, 1),
             block=(NUM_THREADS, 1, 1),
             cluster=(PAIR, 1, 1),
             min_blocks_per_mp=1,
@@ -237,9 +256,10 @@ class BackwardSm100TwoCta(BackwardSm100):
         )  # fmt: skip
 
     def _tiles_mnk(self):
-        """(M, N, K) of S and of dV, dK, dQ; dP is as S."""
+        """(M, N, K) of S, dP, dV, dK, dQ."""
         return (
             (PAIR_N, TILE_M, self.head_dim),
+            (PAIR_N, TILE_M, self.head_dim_v),
             (PAIR_N, self.head_dim_v, TILE_M),
             (PAIR_N, self.head_dim, TILE_M),
             (TILE_M, self.head_dim, PAIR_N),
@@ -252,28 +272,29 @@ class BackwardSm100TwoCta(BackwardSm100):
             self._mma_accumulate(self.head_dim),
             self._mma_dq(),
         )
-        s_mnk, dv_mnk, dk_mnk, dq_mnk = self._tiles_mnk()
+        s_mnk, dp_mnk, dv_mnk, dk_mnk, dq_mnk = self._tiles_mnk()
         layout_a, layout_b = blackwell.make_smem_layout_a, blackwell.make_smem_layout_b
 
-        def stores(dtype, tiles):
-            return blackwell.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, (FRAGMENT, FRAGMENT), tiles)
+        def stores(dtype, tiles, columns=FRAGMENT):
+            return blackwell.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, (FRAGMENT, columns), tiles)
 
         return Layouts(
             k=layout_a(scores, s_mnk, self.dtype, 1),
             k_t=layout_b(dq, dq_mnk, self.dtype, 1),
-            v=layout_a(scores, s_mnk, self.dtype, 1),
+            v=layout_a(scores, dp_mnk, self.dtype, 1),
             q=layout_b(scores, s_mnk, self.dtype, 1),
             q_t=layout_b(dk, dk_mnk, self.dtype, 1),
-            do=layout_b(scores, s_mnk, self.dtype, 1),
+            do=layout_b(scores, dp_mnk, self.dtype, 1),
             do_t=layout_b(dv, dv_mnk, self.dtype, 1),
             ds=layout_a(dq, dq_mnk, self.dtype, 1),
-            dq=stores(Float32, WARPS_PER_GROUP * self.dq_slots),
+            dq=stores(Float32, WARPS_PER_GROUP, self.dq_columns),
             dk=stores(self.dtype, WARPS_PER_GROUP * (self.head_dim // FRAGMENT)),
             dv=stores(self.dtype, WARPS_PER_GROUP * (self.head_dim_v // FRAGMENT)),
         )
 
     def _maps(self, q, k, v, dout, dq_accum, dk, dv) -> Maps:
-        """Tensor maps over (sequence, dim, head, batch); `*_t` over (dim, sequence, head, batch)."""
+        """Tensor maps over (sequence, dim, head, batch); `*_t` over (dim, sequence, head, batch). Packed sequences:
+        without batch, and what warp 15 ends arrives in the CTA itself."""
         layouts = self._layouts()
         scores, dv_mma, dk_mma, dq_mma = (
             self._mma_scores(),
@@ -281,31 +302,34 @@ class BackwardSm100TwoCta(BackwardSm100):
             self._mma_accumulate(self.head_dim),
             self._mma_dq(),
         )
-        s_mnk, dv_mnk, dk_mnk, dq_mnk = self._tiles_mnk()
-        rows, columns = [1, 3, 2, 0], [3, 1, 2, 0]
-        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
+        s_mnk, dp_mnk, dv_mnk, dk_mnk, dq_mnk = self._tiles_mnk()
+        rows, columns, accumulator_rows = (
+            ([0, 2, 1], [2, 0, 1], [1, 2, 0]) if self.is_packed else ([1, 3, 2, 0], [3, 1, 2, 0], [2, 3, 1, 0])
+        )
+        of_pair = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
+        own = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE) if self.is_packed else of_pair
         cluster = cute.tiled_divide(cute.make_layout((PAIR, 1, 1)), (scores.thr_id.shape,)).shape
 
         def reordered(tensor, modes):
             return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
 
-        def operand(make, tensor, modes, layout, tile, mma):
+        def operand(make, tensor, modes, layout, tile, mma, load=own):
             return make(load, reordered(tensor, modes), cute.select(layout, mode=[0, 1, 2]), tile, mma, cluster)
 
-        def result(op, tensor, layout):
-            return cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), (FRAGMENT, FRAGMENT))
+        def result(op, tensor, layout, columns=FRAGMENT):
+            return cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), (FRAGMENT, columns))
 
         map_a, map_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
         add, store = cpasync.CopyReduceBulkTensorTileS2GOp(), cpasync.CopyBulkTensorTileS2GOp()
         return Maps(
             *operand(map_b, q, rows, layouts.q, s_mnk, scores),
             *operand(map_b, q, columns, layouts.q_t, dk_mnk, dk_mma),
-            *operand(map_a, k, rows, layouts.k, s_mnk, scores),
+            *operand(map_a, k, rows, layouts.k, s_mnk, scores, of_pair),
             *operand(map_b, k, columns, layouts.k_t, dq_mnk, dq_mma),
-            *operand(map_a, v, rows, layouts.v, s_mnk, scores),
-            *operand(map_b, dout, rows, layouts.do, s_mnk, scores),
+            *operand(map_a, v, rows, layouts.v, dp_mnk, scores),
+            *operand(map_b, dout, rows, layouts.do, dp_mnk, scores),
             *operand(map_b, dout, columns, layouts.do_t, dv_mnk, dv_mma),
-            *result(add, reordered(dq_accum, [2, 3, 1, 0]), layouts.dq),
+            *result(add, reordered(dq_accum, accumulator_rows), layouts.dq, self.dq_columns),
             *result(store, reordered(dk, rows), layouts.dk),
             *result(store, reordered(dv, rows), layouts.dv),
         )
@@ -320,6 +344,7 @@ class BackwardSm100TwoCta(BackwardSm100):
         dpsum: cute.Tensor,
         lse_log2: cute.Tensor,
         dq_semaphore: cute.Tensor,
+        rows,
         problem: Problem,
         tiles: Tiles,
     ):
@@ -358,19 +383,36 @@ class BackwardSm100TwoCta(BackwardSm100):
                 arch.setmaxregister_increase(self.registers[1])
             elif const_expr(self.registers[1] < LAUNCH_REGISTERS):
                 arch.setmaxregister_decrease(self.registers[1])
-            self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, self._work(problem, tiles))
+            work = self._work(problem, tiles)
+            if self._has_steps(work):
+                self._reduce_role(bars, maps, shared, tmem, dq_semaphore, problem, work)
         elif warp < MMA_WARP:
             arch.setmaxregister_increase(self.registers[0])
-            self._compute_role(bars, maps, shared, tmem, problem, self._work(problem, tiles))
+            work = self._work(problem, tiles)
+            if self._has_steps(work):
+                self._compute_role(bars, maps, shared, tmem, rows, problem, work)
+            if const_expr(self.is_packed):
+                if work.is_valid & (work.num_steps == 0):
+                    self._store_zeros(rows, work)
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
                 if _rank() == LEADER:
-                    self._mma_role(bars, shared, tmem, self._work(problem, tiles))
+                    work = self._work(problem, tiles)
+                    if self._has_steps(work):
+                        self._mma_role(bars, shared, tmem, work)
             elif warp == LOAD_WARP:
-                self._load_role(bars, maps, shared, dpsum, lse_log2, problem, self._work(problem, tiles))
+                work = self._work(problem, tiles)
+                if self._has_steps(work):
+                    self._load_role(bars, maps, shared, dpsum, lse_log2, problem, work)
             elif warp == RELAY_WARP:
-                self._relay_role(bars, self._work(problem, tiles))
+                work = self._work(problem, tiles)
+                if self._has_steps(work):
+                    self._relay_role(bars, work)
+            elif const_expr(self.is_packed):
+                work = self._work(problem, tiles)
+                if self._has_steps(work):
+                    self._tail_role(bars, shared, problem, work)
         fence_before_arrive()
         arch.sync_threads()
         arch.cluster_arrive()
@@ -393,56 +435,67 @@ class BackwardSm100TwoCta(BackwardSm100):
         parts = smem.allocate_tensor(
             self.dtype, cute.make_layout(PART * (PAIR + 1)), byte_alignment=1024, swizzle=layouts.ds.inner
         )
+        k, k_t, v = tile(layouts.k, self.dtype), tile(layouts.k_t, self.dtype), tile(layouts.v, self.dtype)
+        q, q_t, do, do_t, dq = self._allocate_queries(tile, layouts)
         return Shared(
-            k=tile(layouts.k, self.dtype),
-            k_t=tile(layouts.k_t, self.dtype),
-            v=tile(layouts.v, self.dtype),
-            q=tile(layouts.q, self.dtype),
-            q_t=tile(layouts.q_t, self.dtype),
-            do=tile(layouts.do, self.dtype),
-            do_t=tile(layouts.do_t, self.dtype),
+            k=k,
+            k_t=k_t,
+            v=v,
+            q=q,
+            q_t=q_t,
+            do=do,
+            do_t=do_t,
             ds=cute.make_tensor(parts.iterator, layouts.ds.outer),
-            dq=tile(layouts.dq, Float32),
+            dq=dq,
             lse_log2=vector(),
             dpsum=vector(),
         )
 
+    def _allocate_queries(self, tile, layouts):
+        """Q, Q^T, dO, dO^T, dQ."""
+        queries = (tile(layout, self.dtype) for layout in (layouts.q, layouts.q_t, layouts.do, layouts.do_t))
+        return (*queries, tile(layouts.dq, Float32))
+
     def _barrier_counts(self):
         """(number of barriers, arrivals a phase) for each field of Barriers."""
-        loaded = [(1, 1)] * 11
-        vectors = [(1, 1), (1, COMPUTE_WARPS)] * 2
+        once = (1, 1)
+        loaded = (1, PAIR) if self.is_packed else once
+        vectors = [once, (1, COMPUTE_WARPS)] * 2
         from_compute = (1, PAIR * COMPUTE_WARPS)
         return (
-            *loaded, *vectors, (1, 1), from_compute, (1, 1), from_compute, (1, 1), (1, PAIR),
-            (1, 1), (1, PAIR * WARPS_PER_GROUP), (1, 1), (1, 1),
+            once, *[loaded] * 2, *[loaded, once] * 4, *vectors, *[once, from_compute] * 2, once, (1, PAIR),
+            once, (1, PAIR * WARPS_PER_GROUP), once, once, (int(self.reuses_scores), PAIR * WARPS_PER_GROUP),
+            *[(int(self.is_packed), 1)] * 6,
         )  # fmt: skip
 
     def _allocate_barriers(self, smem) -> Barriers:
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
+        counts = self._barrier_counts()
+        return Barriers(*[smem.allocate_array(Int64, number) if number else None for number, _ in counts])
 
-    @cute.jit
-    def _work(self, problem: Problem, tiles: Tiles) -> Work:
-        """The keys of this CTA; both CTAs of a pair visit the same queries."""
-        tile = single_tile.tile_at(arch.block_idx()[0] // PAIR, tiles.num_n_blocks, tiles.num_heads_kv)
-        pair = tile.m_block
-        if const_expr(self.deterministic and turns.starts_with_last_keys(self.mask)):
-            pair = tiles.num_n_blocks.divisor - 1 - pair
-        queries = query_range(
-            pair,
-            tile_m=TILE_M,
-            tile_n=PAIR_N,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
-            mask=self.mask,
-            window_left=problem.window_left,
-            window_right=problem.window_right,
-        )
-        begin, end = Int32(queries.begin), Int32(queries.end)
-        return Work(
-            n_block=pair * PAIR + _rank(), head_kv=tile.head, batch=tile.batch, begin=begin,
-            inner_begin=Int32(queries.inner_begin), inner_end=Int32(queries.inner_end), end=end,
-            num_steps=(end - begin) * problem.heads_per_kv, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k,
-        )  # fmt: skip
+    def _landing(self, bars, name: str):
+        """Where the bytes of an operand are counted."""
+        return getattr(bars, f"{name}_landed" if self.is_packed else f"{name}_full")
+
+    def _cluster(self):
+        return arch.block_idx()[0] // PAIR
+
+    def _tile_of(self, cluster_tile):
+        return cluster_tile * PAIR + _rank()
+
+    def _cluster_tile(self, n_block):
+        return n_block // PAIR
+
+    def _row_tiles(self, coordinates, shape, head, work: Work, first_row):
+        """Tiles of one head of a sequence along its rows. first_row: where packed ones start."""
+        if self.is_packed:
+            return cute.local_tile(cute.domain_offset((first_row, 0, 0), coordinates), shape, (None, 0, head))
+        return cute.local_tile(coordinates, shape, (None, 0, head, work.batch))
+
+    def _column_tiles(self, coordinates, shape, head, work: Work, first_row):
+        """The same of a transposed tensor map."""
+        if self.is_packed:
+            return cute.local_tile(cute.domain_offset((0, first_row, 0), coordinates), shape, (0, None, head))
+        return cute.local_tile(coordinates, shape, (0, None, head, work.batch))
 
     @cute.jit
     def _arrive_mma(self, barrier):
@@ -456,93 +509,167 @@ class BackwardSm100TwoCta(BackwardSm100):
     @cute.jit
     def _load_role(self, bars, maps, shared, dpsum, lse_log2, problem, work):
         """Warp 13 of either CTA: its halves of everything. Bytes of both CTAs complete the leader's barriers."""
-        scores, dq = self._mma_scores().get_slice(_rank()), self._mma_dq().get_slice(_rank())
-        pair = work.n_block // PAIR
-        gK = cute.local_tile(maps.k_coordinates, (PAIR_N, self.head_dim), (None, 0, work.head_kv, work.batch))
-        gKt = cute.local_tile(maps.k_t_coordinates, (self.head_dim, PAIR_N), (0, None, work.head_kv, work.batch))
-        gV = cute.local_tile(maps.v_coordinates, (PAIR_N, self.head_dim_v), (None, 0, work.head_kv, work.batch))
-        ks, gK = _copy_views(maps.k, shared.k, scores.partition_A(gK))
-        kts, gKt = _copy_views(maps.k_t, shared.k_t, dq.partition_B(gKt))
-        vs, gV = _copy_views(maps.v, shared.v, scores.partition_A(gV))
+        pair = self._cluster_tile(work.n_block)
+        k, k_t, v = self._key_copies(maps, shared, work)
         step, phase = self._first_step(problem, work), Int32(0)
         remaining = work.num_steps
         while remaining > 0:
             is_first = remaining == work.num_steps
             if is_first:
-                self._load_tile(bars.k_full, maps.k, gK[None, pair], ks[None, 0], self._bytes(self.head_dim))
-            self._load_queries(
-                bars.q_full, bars.q_empty, maps.q, maps.q_coordinates, shared.q, step, work, phase, self.head_dim
-            )
+                self._load_k(bars, maps, k, pair)
+            self._load_q(bars, maps, shared, step, work, bars.q_empty, phase ^ 1)
             self._load_vector(bars.lse_full, bars.lse_empty, lse_log2, shared.lse_log2, step, work, phase)
             if is_first:
-                self._load_tile(bars.v_full, maps.v, gV[None, pair], vs[None, 0], self._bytes(self.head_dim_v))
-            self._load_queries(
-                bars.do_full, bars.do_empty, maps.do, maps.do_coordinates, shared.do, step, work, phase, self.head_dim_v
-            )
-            self._load_transposed(
-                bars.dot_full,
-                bars.dot_empty,
-                maps.do_t,
-                maps.do_t_coordinates,
-                shared.do_t,
-                step,
-                work,
-                phase,
-                self.head_dim_v,
-            )
+                self._load_v(bars, maps, v, pair)
+            self._load_do(bars, maps, shared, step, work, bars.do_empty, phase ^ 1)
+            self._load_do_t(bars, maps, shared, step, work, bars.dot_empty, phase ^ 1)
             self._load_vector(bars.dpsum_full, bars.dpsum_empty, dpsum, shared.dpsum, step, work, phase)
-            self._load_transposed(
-                bars.qt_full,
-                bars.qt_empty,
-                maps.q_t,
-                maps.q_t_coordinates,
-                shared.q_t,
-                step,
-                work,
-                phase,
-                self.head_dim,
-            )
+            self._load_q_t(bars, maps, shared, step, work, bars.qt_empty, phase ^ 1)
             if is_first:
-                self._load_tile(bars.kt_full, maps.k_t, gKt[None, pair], kts[None, 0], self._bytes(self.head_dim))
+                self._load_k_t(bars, maps, k_t, pair)
             step, phase = self._next_step(step, work), phase ^ 1
             remaining = remaining - 1
 
+    def _key_copies(self, maps, shared, work):
+        """(tiles, target) of this CTA's 128 rows of K, of its half of the columns of all 256, and of its rows of V."""
+        scores, dq = self._mma_scores().get_slice(_rank()), self._mma_dq().get_slice(_rank())
+        head, first = work.head_kv, work.first_key
+        gK = self._row_tiles(maps.k_coordinates, (PAIR_N, self.head_dim), head, work, first)
+        gKt = self._column_tiles(maps.k_t_coordinates, (self.head_dim, PAIR_N), head, work, first)
+        gV = self._row_tiles(maps.v_coordinates, (PAIR_N, self.head_dim_v), head, work, first)
+        ks, gK = _copy_views(maps.k, shared.k, scores.partition_A(gK))
+        kts, gKt = _copy_views(maps.k_t, shared.k_t, dq.partition_B(gKt))
+        vs, gV = _copy_views(maps.v, shared.v, scores.partition_A(gV))
+        return (gK, ks), (gKt, kts), (gV, vs)
+
+    def _load_k(self, bars, maps, copy, pair):
+        self._load_keys(bars.k_full, maps.k, copy, pair, self.head_dim, False)
+
+    def _load_k_t(self, bars, maps, copy, pair):
+        self._load_keys(self._landing(bars, "kt"), maps.k_t, copy, pair, self.head_dim, self.is_packed)
+
+    def _load_v(self, bars, maps, copy, pair):
+        self._load_keys(self._landing(bars, "v"), maps.v, copy, pair, self.head_dim_v, self.is_packed)
+
+    def _load_keys(self, full, atom, copy, pair, columns: int, is_own: bool):
+        tiles, target = copy
+        self._load_tile(full, atom, tiles[None, pair], target[None, 0], self._bytes(columns), is_own)
+
+    def _load_q(self, bars, maps, shared, step, work, free, phase):
+        self._load_queries(
+            self._landing(bars, "q"), free, phase, maps.q, maps.q_coordinates, shared.q, step, work, self.head_dim
+        )
+
+    def _load_do(self, bars, maps, shared, step, work, free, phase):
+        self._load_queries(
+            self._landing(bars, "do"), free, phase, maps.do, maps.do_coordinates, shared.do, step, work, self.head_dim_v
+        )
+
+    def _load_q_t(self, bars, maps, shared, step, work, free, phase):
+        self._load_transposed(
+            self._landing(bars, "qt"), free, phase, maps.q_t, maps.q_t_coordinates, shared.q_t, step, work,
+            self.head_dim,
+        )  # fmt: skip
+
+    def _load_do_t(self, bars, maps, shared, step, work, free, phase):
+        self._load_transposed(
+            self._landing(bars, "dot"), free, phase, maps.do_t, maps.do_t_coordinates, shared.do_t, step, work,
+            self.head_dim_v,
+        )  # fmt: skip
+
     @cute.jit
-    def _load_tile(self, full, atom, source, target, num_bytes: cutlass.Constexpr[int]):
-        """This CTA's part of a tile; the leader announces both parts."""
-        if _rank() == LEADER:
+    def _load_tile(
+        self, full, atom, source, target, num_bytes: cutlass.Constexpr[int], is_own: cutlass.Constexpr[bool]
+    ):
+        """This CTA's part of a tile; the leader announces both parts, unless they are counted where they land."""
+        if const_expr(is_own):
+            with arch.elect_one():
+                arch.mbarrier_arrive_and_expect_tx(full, num_bytes)
+        elif _rank() == LEADER:
             with arch.elect_one():
                 arch.mbarrier_arrive_and_expect_tx(full, PAIR * num_bytes)
         cute.copy(atom, source, target, tma_bar_ptr=full)
 
     @cute.jit
-    def _load_queries(self, full, empty, atom, coordinates, target, step, work, phase, columns: cutlass.Constexpr[int]):
-        """This CTA's 64 rows of Q or dO."""
-        source = cute.local_tile(coordinates, (TILE_M, columns), (None, 0, step.head, work.batch))
+    def _load_queries(self, full, free, phase, atom, coordinates, target, step, work, columns: cutlass.Constexpr[int]):
+        """This CTA's 64 rows of Q or dO, when phase `phase` of `free` is over."""
+        source = self._row_tiles(coordinates, (TILE_M, columns), step.head, work, work.first_query)
         target, source = _copy_views(atom, target, self._mma_scores().get_slice(_rank()).partition_B(source))
-        arch.mbarrier_wait(empty, phase ^ 1)
-        self._load_tile(full, atom, source[None, step.m_block], target[None, 0], self._bytes(columns) // PAIR)
+        arch.mbarrier_wait(free, phase)
+        num_bytes = self._bytes(columns) // PAIR
+        self._load_tile(full, atom, source[None, step.m_block], target[None, 0], num_bytes, self.is_packed)
 
     @cute.jit
     def _load_transposed(
-        self, full, empty, atom, coordinates, target, step, work, phase, columns: cutlass.Constexpr[int]
+        self, full, free, phase, atom, coordinates, target, step, work, columns: cutlass.Constexpr[int]
     ):
-        """This CTA's half of the columns of Q or dO, all 128 rows."""
-        source = cute.local_tile(coordinates, (columns, TILE_M), (0, None, step.head, work.batch))
+        """This CTA's half of the columns of Q or dO, all 128 rows, in the same way."""
+        source = self._column_tiles(coordinates, (columns, TILE_M), step.head, work, work.first_query)
         target, source = _copy_views(atom, target, self._mma_accumulate(columns).get_slice(_rank()).partition_B(source))
-        arch.mbarrier_wait(empty, phase ^ 1)
-        self._load_tile(full, atom, source[None, step.m_block], target[None, 0], self._bytes(columns) // PAIR)
+        arch.mbarrier_wait(free, phase)
+        num_bytes = self._bytes(columns) // PAIR
+        self._load_tile(full, atom, source[None, step.m_block], target[None, 0], num_bytes, self.is_packed)
 
     @cute.jit
     def _load_vector(self, full, empty, vector, target, step, work, phase):
         """The per-query values of a tile, for this CTA alone."""
         arch.mbarrier_wait(empty, phase ^ 1)
         rows, place = cpasync.group_bulk_copy_modes(
-            cute.local_tile(vector[work.batch, step.head, None], (TILE_M,), (step.m_block,)), target[None, 0]
+            cute.local_tile(self._rows_of(vector, step.head, work), (TILE_M,), (step.m_block,)), target[None, 0]
         )
         with arch.elect_one():
             arch.mbarrier_arrive_and_expect_tx(full, TILE_M * 4)
             cute.copy(cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32), rows, place, mbar_ptr=full)
+
+    # --- rows behind a sequence -------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _tail_role(self, bars, shared, problem, work):
+        """Warp 15 of either CTA: zeros to rows behind the sequence of all but K, whose scores there are masked, in the
+        order in which they are loaded."""
+        step, phase = self._first_step(problem, work), Int32(0)
+        remaining = work.num_steps
+        while remaining > 0:
+            is_first = remaining == work.num_steps
+            self._end_q(bars, shared, step, work, phase)
+            if is_first:
+                self._end_v(bars, shared, work)
+            self._end_do(bars, shared, step, work, phase)
+            self._end_do_t(bars, shared, step, work, phase)
+            self._end_q_t(bars, shared, step, work, phase)
+            if is_first:
+                self._end_k_t(bars, shared, work)
+            step, phase = self._next_step(step, work), phase ^ 1
+            remaining = remaining - 1
+
+    def _end_v(self, bars, shared, work):
+        keys = work.seqlen_k - work.n_block * TILE_N
+        self._end_part(bars, "v", shared.v, keys, self.head_dim_v, TILE_N, Int32(0))
+
+    def _end_k_t(self, bars, shared, work):
+        keys = work.seqlen_k - work.n_block // PAIR * PAIR_N
+        self._end_part(bars, "kt", shared.k_t, keys, self.head_dim // PAIR, PAIR_N, Int32(0))
+
+    def _end_q(self, bars, shared, step, work, phase):
+        queries = work.seqlen_q - step.m_block * TILE_M - _rank() * HALF
+        self._end_part(bars, "q", shared.q, queries, self.head_dim, HALF, phase)
+
+    def _end_do(self, bars, shared, step, work, phase):
+        queries = work.seqlen_q - step.m_block * TILE_M - _rank() * HALF
+        self._end_part(bars, "do", shared.do, queries, self.head_dim_v, HALF, phase)
+
+    def _end_q_t(self, bars, shared, step, work, phase):
+        queries = work.seqlen_q - step.m_block * TILE_M
+        self._end_part(bars, "qt", shared.q_t, queries, self.head_dim // PAIR, TILE_M, phase)
+
+    def _end_do_t(self, bars, shared, step, work, phase):
+        queries = work.seqlen_q - step.m_block * TILE_M
+        self._end_part(bars, "dot", shared.do_t, queries, self.head_dim_v // PAIR, TILE_M, phase)
+
+    def _end_part(self, bars, name: str, part, end, columns: int, rows: int, phase):
+        """Waits for this CTA's part of an operand, ends it and tells the leader."""
+        arch.mbarrier_wait(getattr(bars, f"{name}_landed"), phase)
+        self._end_tile(part, 0, maximum(end, 0), columns, getattr(bars, f"{name}_full"), rows)
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
@@ -628,7 +755,7 @@ class BackwardSm100TwoCta(BackwardSm100):
     # --- compute ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _compute_role(self, bars, maps, shared, tmem, problem, work):
+    def _compute_role(self, bars, maps, shared, tmem, rows, problem, work):
         """Warps 4 - 11 of either CTA: thread t owns key t of the CTA, warpgroup h the queries of rank h."""
         row = arch.thread_idx()[0] % TILE_N
         half = arch.make_warp_uniform((arch.warp_idx() - COMPUTE_WARP) // WARPS_PER_GROUP)
@@ -646,14 +773,15 @@ class BackwardSm100TwoCta(BackwardSm100):
             step = self._next_step(step, work)
             turn = turn + 1
         layouts = self._layouts()
+        dk_rows, dv_rows = rows if const_expr(self.is_packed) else (None, None)
         arch.mbarrier_wait(bars.dv_full, 0)
         self._store_gradient(
-            None, maps.dv, maps.dv_coordinates, _retyped(shared.v, layouts.dv, self.dtype), tmem + self.tmem.dv,
+            dv_rows, maps.dv, maps.dv_coordinates, _retyped(shared.v, layouts.dv, self.dtype), tmem + self.tmem.dv,
             self.head_dim_v, Float32(1.0), work, row, half,
         )  # fmt: skip
         arch.mbarrier_wait(bars.dk_full, 0)
         self._store_gradient(
-            None, maps.dk, maps.dk_coordinates, _retyped(shared.k, layouts.dk, self.dtype), tmem + self.tmem.dk,
+            dk_rows, maps.dk, maps.dk_coordinates, _retyped(shared.k, layouts.dk, self.dtype), tmem + self.tmem.dk,
             self.head_dim, problem.scale, work, row, half,
         )  # fmt: skip
         with arch.elect_one():
@@ -711,35 +839,38 @@ class BackwardSm100TwoCta(BackwardSm100):
         quarter = arch.make_warp_uniform(arch.warp_idx())
         step = self._first_step(problem, work)
         is_adding = self._is_adding(work, problem)
-        counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
+        counter = self._counter(dq_semaphore, step, work)
         turn = Int32(0)
-        pieces = self.head_dim // PAIR // FRAGMENT
+        columns = self.head_dim // PAIR
+        pieces = columns // self.dq_columns
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
             fence_after_wait()
             if const_expr(self.deterministic):
                 if is_adding & (turn > 0):
                     self._end_turn(counter)
-            load, source = correction.row_copies(
-                self._columns_at(tmem, self.tmem.dq, self.head_dim // PAIR), FRAGMENT, row, False
-            )
-            values = cute.make_rmem_tensor((self.head_dim // PAIR,), Float32)
-            for piece in cutlass.range_constexpr(pieces):
+            load, source = correction.row_copies(self._columns_at(tmem, self.tmem.dq, columns), FRAGMENT, row, False)
+            values = cute.make_rmem_tensor((columns,), Float32)
+            for piece in cutlass.range_constexpr(columns // FRAGMENT):
                 cute.copy(load, source[None, None, piece], self._piece(values, piece, FRAGMENT))
             arch.fence_view_async_tmem_load()
             fence_before_arrive()
             self._arrive_mma(bars.dq_empty)
             if is_adding:
                 if const_expr(self.deterministic):
-                    counter = dq_semaphore[work.batch, step.head, None].iterator + step.m_block
-                    turns.wait_turn(counter, PAIR * WARPS_PER_GROUP * self._rank_of(step.m_block, work, problem))
-                target = cute.local_tile(maps.dq_coordinates, (FRAGMENT, FRAGMENT), (None, None, step.head, work.batch))
+                    counter = self._counter(dq_semaphore, step, work)
+                    turns.wait_turn(counter, PAIR * WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
+                target = self._tiles_of(
+                    maps.dq_coordinates, (FRAGMENT, self.dq_columns), step.head, work, work.first_row
+                )
                 m_tile = step.m_block * WARPS_PER_GROUP + _rank() * PAIR + quarter % PAIR
                 for piece in cutlass.range_constexpr(pieces):
                     with arch.elect_one():
                         arch.cp_async_bulk_wait_group(0, read=True)
                     arch.sync_warp()
-                    chunk = cute.make_tensor(values.iterator + piece * FRAGMENT, cute.make_layout(FRAGMENT))
+                    chunk = cute.make_tensor(
+                        values.iterator + piece * self.dq_columns, cute.make_layout(self.dq_columns)
+                    )
                     cute.autovec_copy(chunk, shared.dq[row % FRAGMENT, None, quarter])
                     arch.fence_proxy("async.shared", space="cta")
                     arch.sync_warp()
@@ -752,17 +883,3 @@ class BackwardSm100TwoCta(BackwardSm100):
         if const_expr(self.deterministic):
             if is_adding:
                 self._end_turn(counter)
-
-    def _rank_of(self, m_block, work, problem):
-        return turns.rank(
-            work.n_block // PAIR, m_block, tile_n=PAIR_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k,
-            mask=self.mask, window_right=problem.window_right,
-        )  # fmt: skip
-
-    def _is_adding(self, work, problem):
-        if not self.deterministic:
-            return True
-        return turns.is_seen(
-            work.n_block // PAIR, tile_n=PAIR_N, seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, mask=self.mask,
-            window_left=problem.window_left, window_right=problem.window_right,
-        )  # fmt: skip

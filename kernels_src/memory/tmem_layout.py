@@ -103,3 +103,30 @@ def backward_tmem(tile_m: int, head_dim: int, head_dim_v: int) -> BackwardTmem:
         has_own_dq=has_own_dq,
         num_columns=max(32, 1 << (used - 1).bit_length()),
     )
+
+
+def wide_backward_tmem(tile_m: int, head_dim: int, head_dim_v: int) -> BackwardTmem:
+    """Plan the columns of a backward kernel with two CTAs of 128 keys each, which does one product after the other.
+
+    dP begins where the first half of S ends: P takes that half, once all of S is in registers. dQ, of which a CTA has
+    half of the queries and so head_dim / 2 columns, lies at the end, over dP and the end of S.
+    Raises: ValueError when the accumulators and one and a half times tile_m columns do not fit 512 columns.
+    """
+    dk = head_dim_v
+    scores = dk + head_dim
+    dprobabilities = scores + tile_m // 2
+    used = dprobabilities + tile_m
+    if used > TMEM_COLUMNS:
+        raise ValueError(
+            f"head_dim {head_dim} and head_dim_v {head_dim_v} need {used} tensor-memory columns, there are "
+            f"{TMEM_COLUMNS}"
+        )
+    return BackwardTmem(
+        scores=scores,
+        dprobabilities=dprobabilities,
+        dv=0,
+        dk=dk,
+        dq=used - head_dim // 2,
+        has_own_dq=False,
+        num_columns=max(32, 1 << (used - 1).bit_length()),
+    )

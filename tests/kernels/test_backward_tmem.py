@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from kernels_src.memory.tmem_layout import TMEM_COLUMNS, backward_tmem
+from kernels_src.memory.tmem_layout import TMEM_COLUMNS, backward_tmem, wide_backward_tmem
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,25 @@ def test_wider_heads_are_refused():
     """(192, 128): 128 + 128 + 192 + 192 = 640."""
     with pytest.raises(ValueError, match="head_dim 192 and head_dim_v 128 need 640 tensor-memory columns"):
         backward_tmem(128, 192, 128)
+
+
+def test_wide_heads_with_two_ctas():
+    """(192, 128), a CTA: dV 128 and dK 192 columns for good. Of the other 192: P, half as wide as S, beside dP; S over
+    both; dQ, 192 / 2 columns, beside P, which dV may still be read from."""
+    plan = wide_backward_tmem(128, 192, 128)
+    p, dp, dq = (plan.scores, 64), (plan.dprobabilities, 128), (plan.dq, 96)
+
+    for areas in (
+        [(plan.dv, 128), (plan.dk, 192), (plan.scores, 128)],
+        [(plan.dv, 128), (plan.dk, 192), p, dp],
+        [(plan.dv, 128), (plan.dk, 192), p, dq],
+    ):
+        assert all(begin + size <= TMEM_COLUMNS == plan.num_columns for begin, size in areas)
+        for (begin, size), (other, other_size) in itertools.combinations(areas, 2):
+            assert begin + size <= other or other + other_size <= begin
+
+
+def test_heads_too_wide_for_two_ctas_are_refused():
+    """(256, 256): 256 + 256 + 192 = 704."""
+    with pytest.raises(ValueError, match="head_dim 256 and head_dim_v 256 need 704 tensor-memory columns"):
+        wide_backward_tmem(128, 256, 256)
