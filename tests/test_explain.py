@@ -48,7 +48,7 @@ def test_a_valid_variant_without_a_kernel_shows_the_tuning_it_will_have():
 @pytest.mark.parametrize(
     ("variant_id", "mode"),
     [
-        ("fwd-sm100a-bf16-hd128-full-2cta", "18.75% of each row on the FMA pipe, the rest native"),
+        ("fwd-sm100a-bf16-hd128-full-2cta", "12.50% of each row on the FMA pipe, the rest native"),
         ("fwd-sm103a-bf16-hd128-full-2cta", "native"),
     ],
 )
