@@ -38,6 +38,7 @@ NOT_ON_HOPPER = {
     "exp2_frequency",
     "exp2_start",
     "max_offset",
+    "max_with_load",
 }
 
 
