@@ -394,6 +394,8 @@ _FA4_EXP2_OUR_REGISTERS = (
 )
 _ONE_CTA_REGISTERS = (184, 104, 40)
 _SOFTCAP_REGISTERS = (192, 88, 40)  # a capped row needs a few more registers, the correction has them to spare
+_WIDE_SOFTCAP_REGISTERS = (184, 96, 48)  # but for causal masks ptxas spills at the former, and not at these
+_FP8_LOCAL_REGISTERS = (176, 96, 64)  # head_dim 64: ptxas spills at those of the other masks
 _PACKED_REGISTERS = (184, 80, 64)  # a row keeps the keys it sees, and loading keeps pages
 _TILE_M = 128  # rows of tensor memory: one thread a row
 _TILE_N = 128
@@ -598,7 +600,9 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     if variant.layout != "dense" and q_stages == 2:
         softmax, correction, other = _PACKED_REGISTERS
     elif variant.softcap and q_stages == 2:
-        softmax, correction, other = _SOFTCAP_REGISTERS
+        softmax, correction, other = _SOFTCAP_REGISTERS if variant.mask == "causal" else _WIDE_SOFTCAP_REGISTERS
+    elif variant.dtype in DTYPES_FP8 and variant.head_dim == 64 and variant.mask == "local":
+        softmax, correction, other = _FP8_LOCAL_REGISTERS
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,
@@ -611,7 +615,7 @@ def _sm100_forward(variant: Variant) -> TuningRow:
         producer_registers=other,
         producer_warpgroups=3 - q_stages,
         order="longest_first" if variant.layout == "dense" and variant.mask != "full" else "natural",
-        persistent=variant.layout == "dense" and variant.mask == "full" and not variant.split,
+        persistent=variant.layout == "dense" and variant.mask == "full" and not (variant.split or variant.softcap),
         separate_output=_sm100_has_separate_output(variant),
         ping_pong=False,  # the two softmax warpgroups are kept apart by the correction warpgroup instead
         exp2_frequency=row.exp2_frequency,

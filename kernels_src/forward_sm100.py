@@ -38,6 +38,7 @@ from kernels_src.mma.umma import (
     commit,
     fence_after_wait,
     fence_before_arrive,
+    held,
     instruction_descriptor,
     multiply,
     multiply_chain,
@@ -223,6 +224,12 @@ class ForwardSm100:
         """Whether products are issued in chains (mma.umma.multiply_chain), which are of 16-bit types. Windows and
         caps leave no registers for that."""
         return self.mask != LOCAL and not self.has_softcap and not self.is_fp8
+
+    @property
+    def is_short_of_registers(self) -> bool:
+        """Whether the softmax carries no more between blocks than it must: with a cap, where ptxas spills (it does not
+        in causal ones). Its CTAs take one work item each."""
+        return self.has_softcap and self.mask != CAUSAL and not self.persistent
 
     @property
     def exponentials_first(self) -> bool:
@@ -756,7 +763,12 @@ class ForwardSm100:
             block_count, stats_count = self._softmax_tile(
                 i, bars, stats, scores, row, tile.m_block, blocks, scaled, block_count, stats_count
             )
-            index = index + self._index_step()
+            index = tiles.num_tiles if const_expr(self.is_short_of_registers) else index + self._index_step()
+
+    def _row_number(self, m_block, i, row):
+        """Query row of the calling thread; where registers are short, nothing made of it is kept between blocks."""
+        number = self._m_tile(m_block, i) * TILE_M + row
+        return held(number) if self.is_short_of_registers else number
 
     def _descaled(self, problem, descales, batch, kv_head):
         """The problem with its scales times the factors of q and k, where there are any."""
@@ -786,9 +798,7 @@ class ForwardSm100:
             if (block >= blocks.inner_end) | (block < blocks.inner_begin):
                 # The limits are computed where they are needed: registers are short between the blocks.
                 begin, end = (
-                    self._visible(self._m_tile(m_block, i) * TILE_M + row, problem)
-                    if const_expr(limits is None)
-                    else limits
+                    self._visible(self._row_number(m_block, i, row), problem) if const_expr(limits is None) else limits
                 )
                 first_key = block * self.tile_n
                 score_rows.mask_row(values, begin - first_key, end - first_key, self.mask == LOCAL, True)
