@@ -499,26 +499,10 @@ KERNELS: tuple[Kernel, ...] = (
                 "dtype": DTYPES_16_BIT,
                 "head_dims": ((192, 128), (256, 256)),
                 "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
+                "layout": ("dense", "varlen"),
                 "cta_group": (1,),
                 "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm90_in_two.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((192, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen",),
-                "cta_group": (1,),
-                "deterministic": (False, True),
-                # With a soft cap as well, registers spill at head_dim 256.
+                # With a soft cap registers spill at head_dim 256.
                 "softcap": (False,),
             }
         ),
