@@ -76,10 +76,12 @@ CASES = {
     "fwd-sm103-hd64-full": _case("fwd", 64, "full", 256, arch=103, published=1106),
     "bwd-hd64-full": _case("bwd", 64, "full", 128, published=841),
     "bwd-hd128-full-1cta": _case("bwd", 128, "full", 128, published=1248),
-    "bwd-hd128-full-2cta": _case("bwd", 128, "full", 256, two_ctas=True, ours=False, published=1360),
+    "bwd-hd128-full-2cta": _case("bwd", 128, "full", 256, two_ctas=True, published=1360),
     "bwd-hd128-full-1cta-det": _case("bwd", 128, "full", 128, deterministic=True, published=980),
-    "bwd-hd128-full-2cta-det": _case(
-        "bwd", 128, "full", 256, two_ctas=True, ours=False, deterministic=True, published=1167
+    "bwd-hd128-full-2cta-det": _case("bwd", 128, "full", 256, two_ctas=True, deterministic=True, published=1167),
+    "bwd-hd192x128-full-2cta": _case("bwd", 192, "full", 256, head_dim_v=128, two_ctas=True, published=1073),
+    "bwd-hd192x128-full-2cta-det": _case(
+        "bwd", 192, "full", 256, head_dim_v=128, two_ctas=True, deterministic=True, published=1030
     ),
 }
 
@@ -304,7 +306,8 @@ def main() -> None:
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in arguments.cases or CASES:
-        row = results.setdefault(name, {"case": asdict(CASES[name])})
+        row = results.setdefault(name, {})
+        row["case"] = asdict(CASES[name])
         for whose in [arguments.only] if arguments.only else ("ours", "upstream"):
             if whose == "ours" and not CASES[name].ours:
                 continue

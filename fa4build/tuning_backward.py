@@ -132,7 +132,13 @@ _SM100_REGISTERS = {
     (2, False): (152, 120, 88),
     (2, True): (176, 112, 48),
 }
-_SM100_WIDE_REGISTERS = {False: (144, 136, 88), True: (176, 112, 48)}  # head_dim over 128, two CTAs, by soft cap
+# Of head_dim over 128, by (deterministic, soft cap).
+_SM100_WIDE_REGISTERS = {
+    (False, False): (144, 136, 88),
+    (False, True): (176, 120, 40),
+    (True, False): (144, 136, 88),
+    (True, True): (176, 112, 48),
+}
 
 
 def has_backward_tuning(variant: Variant) -> bool:
@@ -154,7 +160,7 @@ def _sm100_stages(variant: Variant) -> dict[tuple[int, int], tuple[int, int]]:
 def _sm100_row(variant: Variant) -> BackwardTuningRow:
     q_stages, dout_stages = _sm100_stages(variant)[variant.head_dims]
     consumer_registers, reduce_registers, producer_registers = (
-        _SM100_WIDE_REGISTERS[variant.softcap]
+        _SM100_WIDE_REGISTERS[variant.deterministic, variant.softcap]
         if variant.head_dim > 128
         else _SM100_REGISTERS[variant.cta_group, variant.softcap]
     )

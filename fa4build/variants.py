@@ -532,7 +532,23 @@ KERNELS: tuple[Kernel, ...] = (
                 "dtype": DTYPES_16_BIT,
                 "head_dims": ((128, 128),),
                 "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
+                "layout": ("dense", "varlen"),
+                "cta_group": (2,),
+                "deterministic": (False, True),
+                "softcap": (False, True),
+            }
+        ),
+    ),
+    Kernel(
+        template="bwd_sm100_wide.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((192, 128),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense", "varlen"),
                 "cta_group": (2,),
                 "deterministic": (False, True),
                 "softcap": (False, True),

@@ -18,6 +18,7 @@ from fa4build.toolchain import current_toolchain  # noqa: E402
 from fa4build.tuning import tuning_for  # noqa: E402
 from fa4build.variants import parse_variant  # noqa: E402
 from fa4build.verify_backward import prove_backward_case  # noqa: E402
+from fa4build.verify_packed import cases_of, is_packed, prove_packed_case  # noqa: E402
 from fa4build.verify_runs import RUNS, Run  # noqa: E402
 from fa4build.verify_simulate import request_for  # noqa: E402
 
@@ -32,6 +33,11 @@ MAIN = (
     "bwd-sm100a-bf16-hd64-local-deterministic",
     "bwd-sm100a-bf16-hd128-causal-2cta",
     "bwd-sm103a-fp16-hd128-local-2cta-deterministic",
+    pytest.param("bwd-sm100a-bf16-hd192x128-local-2cta-deterministic", marks=pytest.mark.slow),
+)
+PACKED = (
+    "bwd-sm100a-bf16-hd128-causal-varlen-2cta",
+    "bwd-sm103a-fp16-hd192x128-local-varlen-2cta-deterministic",
 )
 HELPERS = (
     "bwd_preprocess-sm90a-fp16-hd64",
@@ -53,7 +59,8 @@ def prove(built, case, runs):
     """What is wrong with one case."""
     variant, cubin = built
     request = request_for(variant, ptx=cubin.ptx, plan=plan_to_json(cubin.plan), registers=cubin.registers, seeds=(1,))
-    return prove_backward_case(variant, request, cubin.plan, case, 1, runs)[1]
+    prove_case = prove_packed_case if is_packed(variant) else prove_backward_case
+    return prove_case(variant, request, cubin.plan, case, 1, runs)[1]
 
 
 def test_nothing_spills(built):
@@ -74,3 +81,12 @@ def test_every_acceptance_case(built):
 def test_many_tiles_in_every_schedule(built):
     """Also with all thread blocks in flight; the same bits of whatever must have them (dQ if deterministic)."""
     assert () == prove(built, MANY_TILES, (*RUNS, ALL_AT_ONCE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("built", PACKED, indirect=True)
+def test_packed_sequences_by_pairs(built):
+    """Whatever lies behind a sequence, for the keys of both thread blocks; with all thread blocks in flight as well."""
+    variant, _ = built
+    for case in cases_of(variant):
+        assert () == prove(built, case, (RUNS[0], ALL_AT_ONCE)), case
