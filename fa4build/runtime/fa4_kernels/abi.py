@@ -108,7 +108,8 @@ def _workspaces(layout: str) -> tuple[Row, ...]:
 
 def _preprocess(layout: str) -> tuple[Row, ...]:
     out = f"{_QUERY_ROWS[layout]} num_heads_q head_dim_v"
-    given = (_tensor("out", "variant", out), _tensor("dout", "variant", out), _tensor("lse", "f32", _PER_ROW[layout], 4))
+    outputs = (_tensor("out", "variant", out), _tensor("dout", "variant", out))
+    given = (*outputs, _tensor("lse", "f32", _PER_ROW[layout], 4))
     return (*given, *_workspaces(layout), *(() if layout == "dense" else (_CU_SEQLENS_Q, _SEQUSED_Q)))
 
 
