@@ -780,6 +780,7 @@ class BackwardSm90:
             operand = work.probabilities_operand
             recomputed.capped_probabilities(work.scores, operand, lse, column, work.scale_log2, self.dtype)
         if const_expr(not self.has_dk):
+            arch.sync_warp()  # every lane has read its statistics: one lane's arrival speaks for all
             release(shared.queries, at.query)
         if const_expr(self.has_dv and work.cap_factor is None):
             wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
@@ -788,6 +789,7 @@ class BackwardSm90:
             dscores = wgmma.rows_view(work.dscores)
             recomputed.score_gradients(scores, dscores, shared.dpsum[None, dout_stage], column)
             if const_expr(not self.has_dv):
+                arch.sync_warp()
                 release(shared.douts, at.dout)
             wgmma.round_to_operand(work.dscores, work.dscores_operand, self.dtype)
         if const_expr(self.has_dv):
