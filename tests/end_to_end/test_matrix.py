@@ -123,6 +123,8 @@ def test_a_stopped_build_loses_nothing_that_was_finished(source, tmp_path, signa
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background of a shell has SIGINT ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     first = process.stderr.readline()
     process.send_signal(signal_)
