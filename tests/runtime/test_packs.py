@@ -223,6 +223,28 @@ def test_packs_of_the_builder_are_read(tmp_path):
         assert encode_plan(*bound_plan(parse_plan(plan), entry))
 
 
+def test_a_group_that_is_decompressed_ahead_is_read_once_and_its_damage_told_by_the_read(tmp_path, monkeypatch):
+    """What `expect` began, `read` takes; a flipped byte is an error of the read, not of the announcement."""
+    decompressed = []
+    plain = packs._decompress
+    monkeypatch.setattr(packs, "_decompress", lambda pack, group: decompressed.append(group.file) or plain(pack, group))
+    pack = opened(write_pack(tmp_path / "pack", ("fwd-sm90a-bf16-hd64-full",)))
+    (entry,), (group,) = pack.manifest.entries, pack.manifest.groups
+    whole, damaged = packs.PackReader(), packs.PackReader()
+    whole.expect(pack, group)
+
+    assert whole.read(pack, entry) == packs.PackReader().read(pack, entry)
+    assert len(decompressed) == 2  # one of each reader
+
+    file = tmp_path / "pack" / group.file
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    damaged.expect(pack, group)
+    with pytest.raises(PackError, match="differs from the manifest"):
+        damaged.read(pack, entry)
+
+
 def test_preload_decompresses_a_group_once(tmp_path, monkeypatch, launcher, fake):
     """Two packs of one group each, kernels of both on two devices: 2 decompressions, 3 kernels, each on 2 devices."""
     from fa4_kernels.loader import Runtime

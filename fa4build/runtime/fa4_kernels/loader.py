@@ -169,15 +169,22 @@ class Runtime:
         loaded: set[str] = set()
         targets = {ordinal: self.device(ordinal).target for ordinal in devices}
         for pack in usable(self.packs):
-            # Group by group, whatever the order of ids: the reader keeps one, and decompressing takes the most time.
-            for entry in sorted(pack.manifest.entries, key=lambda entry: entry.cubin.group):
-                ordinals = [ordinal for ordinal, target in targets.items() if target == entry.target]
-                if not ordinals or not any(fnmatch.fnmatchcase(entry.id, glob) for glob in globs):
-                    continue
-                load = self.load if signature_of(entry) in SIGNATURES else self.load_as_planned
-                for ordinal in ordinals:
-                    load(pack, entry, ordinal)
-                loaded.add(entry.id)
+            wanted = [
+                entry
+                for entry in pack.manifest.entries
+                if entry.target in targets.values() and any(fnmatch.fnmatchcase(entry.id, glob) for glob in globs)
+            ]
+            # Group by group, whatever the order of ids: the reader keeps one. Decompressing takes the most time, and
+            # the next group's runs beside the loading of this one's kernels.
+            groups = sorted({entry.cubin.group for entry in wanted})
+            for group, following in zip(groups, (*groups[1:], None), strict=True):
+                if following is not None:
+                    self._reader.expect(pack, pack.manifest.groups[following])
+                for entry in (entry for entry in wanted if entry.cubin.group == group):
+                    load = self.load if signature_of(entry) in SIGNATURES else self.load_as_planned
+                    for ordinal in (ordinal for ordinal, target in targets.items() if target == entry.target):
+                        load(pack, entry, ordinal)
+                    loaded.add(entry.id)
         if not loaded:
             known = sorted(entry.id for pack in usable(self.packs) for entry in pack.manifest.entries)
             raise InputError(f"preload: {', '.join(globs)} matches no kernel of these devices. Installed: {known}.")

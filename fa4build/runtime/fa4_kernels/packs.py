@@ -216,6 +216,15 @@ class PackReader:
 
     def __init__(self) -> None:
         self._last: tuple[str, bytes] | None = None
+        self._ahead: dict[str, Any] = {}
+
+    def expect(self, pack: Pack, group: Group) -> None:
+        """Begins to decompress a group that will be read soon, in a thread of its own; faults are told by that read."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        executor = ThreadPoolExecutor(1)
+        self._ahead[group.sha256] = executor.submit(_decompress, pack, group)
+        executor.shutdown(wait=False)
 
     def read(self, pack: Pack, entry: Entry) -> tuple[bytes, bytes]:
         """Cubin and launch plan (JSON) of an entry, each proven by its sha256.
@@ -232,7 +241,8 @@ class PackReader:
 
     def _group(self, pack: Pack, group: Group) -> bytes:
         if self._last is None or self._last[0] != group.sha256:
-            self._last = (group.sha256, _decompress(pack, group))
+            ahead = self._ahead.pop(group.sha256, None)
+            self._last = (group.sha256, _decompress(pack, group) if ahead is None else ahead.result())
         return self._last[1]
 
 
