@@ -27,7 +27,7 @@ NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 NOT_RUN = {
     "make ": "sets up an environment of its own; the workflows run it",
-    "pip install --no-index --find-links dist fa4-kernels[sm90]": "installs what the make before it has built",
+    "pip install --no-index --find-links dist fa4-kernels[sm100]": "installs what the make before it has built",
     "pip download ": "needs a network",
     "fa4build bundle out --arch sm90 --include torch-wheels": "includes what the download before it has fetched",
     "python benchmarks/prove_on_device.py": "needs a GPU",
