@@ -84,8 +84,10 @@ class Scheduler:
         """Merges all gangs that wait for each other at one node, and takes them back to it."""
         cta, node = gang.cta, gang.wait.node
         group = [g for g in cta.gangs if g.wait is not None and g.wait.node == node and g.wait.resume == RENDEZVOUS]
+        # Where whole warps went apart, and hoped to meet again, may differ; only lanes within a warp must not be apart.
+        hints = _shared_start([g.hints for g in group])
         for other in group:
-            other.wait, other.pc = None, node
+            other.wait, other.pc, other.hints = None, node, list(hints)
         if len({g.shape() for g in group}) != 1:
             raise self._located(gang, Fault("warps of one warpgroup meet with different divergence"))
         merged = merge_gangs(group)
@@ -166,3 +168,13 @@ class Scheduler:
             index = len(program.function.instructions) - 1
         ins = program.function.instructions[index]
         return SimulationError(f"{self.kernel}: {place(gang)}, PTX line {ins.line} `{ins.text[:200]}`: {fault}")
+
+
+def _shared_start(lists: list[list[int]]) -> list[int]:
+    """What all lists begin with."""
+    shared = []
+    for values in zip(*lists, strict=False):
+        if len(set(values)) > 1:
+            break
+        shared.append(values[0])
+    return shared

@@ -82,6 +82,24 @@ def test_product_of_shared_operands(schedule, scale, by_warp):
     assert (accumulator_matrix(out.T.copy().view(np.float32)) == a @ b.T + scale).all()
 
 
+def _apart(predicate: str, name: str) -> str:
+    """A branch whose two ways meet only behind the product, since either could end there (none does)."""
+    return f"@{predicate} bra {name}; @%p6 bra END; bra M{name}; {name}: @%p6 bra END; M{name}:"
+
+
+def test_warps_that_went_apart_as_a_whole_are_one_warpgroup():
+    """Warps 0 and 1 part from 2 and 3, then from each other. No lane of a warp is apart from another, so the product
+    is that of all four, though they did not meet where their ways do.
+    """
+    a, b = _operands()
+    ways = "shr.u32 %r20, %r0, 5; setp.lt.u32 %p3, %r20, 2; setp.eq.u32 %p5, %r20, 0; setp.gt.u32 %p6, %r20, 99;"
+    body = _body(0, ways + _apart("%p3", "FIRST") + _apart("%p5", "SECOND") + "wgmma.fence.sync.aligned;" + MMA)
+    body = body.replace("wgmma.wait_group", "END: wgmma.wait_group")
+    out = run(body, threads=128, words=8, smem=8192, data=_data())
+
+    assert (accumulator_matrix(out.T.copy().view(np.float32)) == a @ b.T).all()
+
+
 def test_operand_from_registers():
     """The A fragment in registers gives the same product."""
     a, b = _operands()
