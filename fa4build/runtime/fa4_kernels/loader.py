@@ -177,7 +177,7 @@ class Runtime:
             # Group by group, whatever the order of ids: the reader keeps one. Decompressing takes the most time, and
             # the next group's runs beside the loading of this one's kernels.
             groups = sorted({entry.cubin.group for entry in wanted})
-            for group, following in zip(groups, (*groups[1:], None), strict=True):
+            for group, following in zip(groups, (*groups[1:], None), strict=False):
                 if following is not None:
                     self._reader.expect(pack, pack.manifest.groups[following])
                 for entry in (entry for entry in wanted if entry.cubin.group == group):
