@@ -24,8 +24,6 @@ from kernels_src.forward_sm100 import (
     LOAD_WARP,
     MMA_WARP,
     NUM_THREADS,
-    NUM_TILES,
-    SOFTMAX_WARPS,
     TILE_M,
     WARPS_PER_TILE,
     Descales,
@@ -52,7 +50,6 @@ from kernels_src.scheduling.packed_tiles import (
 from kernels_src.softmax import correction
 
 TAIL_WARP = 15
-ROWS = NUM_TILES * TILE_M
 NOTHING, NO_KEYS, WORK = 0, 1, 2  # states of a CTA: no tile, a tile without a key, a tile with blocks of keys
 
 
@@ -148,6 +145,11 @@ class ForwardSm100Packed(ForwardSm100):
         super().__init__(order="natural", persistent=False, separate_output=False, **common)
         self.is_paged, self.has_split = layout == "paged", has_split
 
+    @property
+    def rows(self) -> int:
+        """Packed rows of a CTA."""
+        return self.num_q_tiles * TILE_M
+
     # ------------------------------------------------------------------------------------------------------------
     # Host
 
@@ -208,7 +210,7 @@ class ForwardSm100Packed(ForwardSm100):
             sink=sink,
             descales=Descales(q_descale, k_descale, v_descale) if const_expr(self.is_fp8) else None,
         )
-        num_ctas = max_tiles(total_q * group, batch, ROWS) * num_heads_kv
+        num_ctas = max_tiles(total_q * group, batch, self.rows) * num_heads_kv
         self.kernel(self._key_maps(k, v, layouts), tensors, problem, *layouts).launch(
             grid=(num_ctas, problem.num_splits, 1), block=(NUM_THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
@@ -264,7 +266,7 @@ class ForwardSm100Packed(ForwardSm100):
         bars = self._allocate_barriers(smem)
         tmem_pointer = smem.allocate_array(Int32, 1)
         work = smem.allocate_tensor(Int32, cute.make_layout(len(Work._fields)), byte_alignment=16)
-        stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, NUM_TILES, 2)), byte_alignment=16)
+        stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
         sQ = smem.allocate_tensor(self.dtype, q_layout.outer, byte_alignment=1024, swizzle=q_layout.inner)
         sK = smem.allocate_tensor(self.dtype, k_layout.outer, byte_alignment=1024, swizzle=k_layout.inner)
         if const_expr(self.shares_ring):
@@ -287,9 +289,10 @@ class ForwardSm100Packed(ForwardSm100):
     def _barrier_counts(self):
         """(number of barriers, arrivals a phase) for each field of Barriers."""
         return (
-            (NUM_TILES, WARPS_PER_TILE), (self._num_slots(), 1), (self._num_slots(), 1), (NUM_TILES, 1),
-            (NUM_TILES, 2 * WARPS_PER_TILE), (NUM_TILES, WARPS_PER_TILE),
-            (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES * WARPS_PER_TILE, 1), (NUM_TILES, 1), (1, 1),
+            (self.num_q_tiles, WARPS_PER_TILE), (self._num_slots(), 1), (self._num_slots(), 1), (self.num_scores, 1),
+            (self.num_scores, 2 * WARPS_PER_TILE), (self.num_scores, WARPS_PER_TILE),
+            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles, 1),
+            (1, 1),
         )  # fmt: skip
 
     def _allocate_barriers(self, smem):
@@ -306,7 +309,7 @@ class ForwardSm100Packed(ForwardSm100):
             problem.batch,
             group,
             problem.num_heads_kv,
-            ROWS,
+            self.rows,
         )
         state, seqlen_q, seqlen_k, first_query, first_key = Int32(NOTHING), Int32(0), Int32(0), Int32(0), Int32(0)
         m_block, kv_head = Int32(0), Int32(0)
@@ -323,7 +326,7 @@ class ForwardSm100Packed(ForwardSm100):
             kv_bytes = (self.head_dim + self.head_dim_v) * self.dtype.width // 8
             heads = heads_per_group(seqlen_k, kv_bytes, problem.num_heads_kv)
             m_block, kv_head = tile_in_sequence(
-                rest, (rows + ROWS - 1) // ROWS, problem.num_heads_kv, heads, self.mask != FULL
+                rest, (rows + self.rows - 1) // self.rows, problem.num_heads_kv, heads, self.mask != FULL
             )
             state = Int32(NO_KEYS)
             if seqlen_k > 0:
@@ -341,8 +344,8 @@ class ForwardSm100Packed(ForwardSm100):
     def _share_of_keys(self, m_block, rows, seqlen_q, seqlen_k, problem: PackedProblem) -> BlockRange:
         """Key blocks of this CTA: those that its rows see, or its split's share of them."""
         blocks = visible_blocks(
-            m_block * ROWS // problem.group,
-            (cutlass.min((m_block + 1) * ROWS, rows) - 1) // problem.group,
+            m_block * self.rows // problem.group,
+            (cutlass.min((m_block + 1) * self.rows, rows) - 1) // problem.group,
             tile_n=self.tile_n,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
@@ -369,13 +372,12 @@ class ForwardSm100Packed(ForwardSm100):
         mma_pv = self._mma_pv()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
         outputs = [accumulator_at(mma_pv, (TILE_M, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
-        work = self._work(problem)
-        tiles_used = Int32(1) if work.seqlen_q * problem.group.divisor - work.m_block * ROWS <= TILE_M else Int32(2)
-        if warp < SOFTMAX_WARPS:
+        tiles_used = self._tiles_used(self._work(problem), problem)
+        if warp < WARPS_PER_TILE * self.num_q_tiles:
             arch.setmaxregister_increase(self.registers[0])
             if warp // WARPS_PER_TILE < tiles_used:
                 self._packed_softmax_role(warp // WARPS_PER_TILE, bars, stats, tmem, tensors, problem)
-        elif warp < MMA_WARP:
+        elif self._is_correcting(warp):
             arch.setmaxregister_decrease(self.registers[1])
             self._packed_correction_role(bars, stats, outputs, sQ, tensors, problem, tiles_used)
         else:
@@ -392,6 +394,11 @@ class ForwardSm100Packed(ForwardSm100):
         if warp == MMA_WARP:
             arch.relinquish_tmem_alloc_permit()
             arch.dealloc_tmem(tmem, self.tmem.num_columns)
+
+    @cute.jit
+    def _tiles_used(self, work: Work, problem: PackedProblem):
+        """How many of the CTA's tiles have rows."""
+        return Int32(1) if work.seqlen_q * problem.group.divisor - work.m_block * self.rows <= TILE_M else Int32(2)
 
     # --- load -------------------------------------------------------------------------------------------------------
 
@@ -517,12 +524,12 @@ class ForwardSm100Packed(ForwardSm100):
         """Warp 12: as in forward_sm100, for the tiles that have rows."""
         mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
-        queries = [self._operand(fQ[None, None, None, i]) for i in range(NUM_TILES)]
+        queries = [self._operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
         work, block_count, accumulate = self._work(problem), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
         keys = self._keys(fK, k_slot)
-        for i in cutlass.range_constexpr(NUM_TILES):
+        for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 arch.mbarrier_wait(bars.q_full + i, 0)
                 self._issue_qk(bars, tmem, queries[i], keys, i)
@@ -533,10 +540,10 @@ class ForwardSm100Packed(ForwardSm100):
             next_keys = self._keys(fK, k_slot)
             values = self._operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 if Int32(i) < tiles_used:
                     self._issue_pv(bars, tmem, values, i, block_count, accumulate)
-                if const_expr(i == NUM_TILES - 1):
+                if const_expr(i == self.num_q_tiles - 1):
                     commit(bars.kv_empty + self._v_barrier(v_slot))
                 if Int32(i) < tiles_used:
                     self._issue_qk(bars, tmem, queries[i], next_keys, i)
@@ -547,7 +554,7 @@ class ForwardSm100Packed(ForwardSm100):
             remaining = remaining - 1
         last_values = self._operand(fV[None, None, None, v_slot.stage])
         arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
-        for i in cutlass.range_constexpr(NUM_TILES):
+        for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
                 commit(bars.o_full + i)
@@ -555,7 +562,7 @@ class ForwardSm100Packed(ForwardSm100):
     @cute.jit
     def _release_keys(self, bars, slot: Cursor, tiles_used):
         """The last tile's product releases K; where there is no last tile, the first one's does."""
-        if tiles_used < NUM_TILES:
+        if tiles_used < self.num_q_tiles:
             commit(bars.kv_empty + slot.stage)
 
     # --- softmax ----------------------------------------------------------------------------------------------------
@@ -567,7 +574,7 @@ class ForwardSm100Packed(ForwardSm100):
         scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
         work = self._work(problem)
         blocks = BlockRange(begin=work.begin, inner_begin=work.inner_begin, inner_end=work.inner_end, end=work.end)
-        query, _ = packed_row((work.m_block * NUM_TILES + i) * TILE_M + row, problem.group)
+        query, _ = packed_row(self._m_tile(work.m_block, i) * TILE_M + row, problem.group)
         limits = self._visible(query, self._lengths(work, problem))
         problem = self._descaled(problem, tensors.descales, work.sequence, work.kv_head)
         self._softmax_tile(i, bars, stats, scores, row, work.m_block, blocks, problem, Int32(0), Int32(0), limits)
@@ -589,21 +596,21 @@ class ForwardSm100Packed(ForwardSm100):
         """Warps 8 - 11: gather the queries, then correct as in forward_sm100, then store rows."""
         row = arch.thread_idx()[0] % TILE_M
         work, stats_count = self._work(problem), Int32(1)
-        for i in cutlass.range_constexpr(NUM_TILES):
+        for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._gather_queries(i, bars, sQ, tensors, problem, work, row)
-        for i in cutlass.range_constexpr(NUM_TILES):
+        for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._receive_stats(i, bars, stats, row, 0)
-                self._arrive_warp(bars.p_ready + i)
+                self._arrive_warp(bars.p_ready + self._score_place(i, 0)[0])
         remaining = work.end - 1 - work.begin
         while remaining > 0:
-            for i in cutlass.range_constexpr(NUM_TILES):
+            for i in cutlass.range_constexpr(self.num_q_tiles):
                 if Int32(i) < tiles_used:
-                    self._correct(i, bars, stats, outputs[i], row, stats_count)
+                    self._correct(i, bars, stats, outputs[i], row, stats_count, stats_count)
             stats_count = stats_count + 1
             remaining = remaining - 1
-        for i in cutlass.range_constexpr(NUM_TILES):
+        for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._finish_tile(i, bars, stats, outputs[i], sQ, tensors, problem, row, stats_count)
 
@@ -613,7 +620,7 @@ class ForwardSm100Packed(ForwardSm100):
         gather_packed_rows(
             tensors.q,
             sQ.iterator.toint() + i * self._bytes(TILE_M, self.head_dim),
-            (work.m_block * NUM_TILES + i) * TILE_M,
+            self._m_tile(work.m_block, i) * TILE_M,
             work.seqlen_q * problem.group.divisor,
             work.first_query,
             work.kv_head * problem.group.divisor,
@@ -633,7 +640,7 @@ class ForwardSm100Packed(ForwardSm100):
         """The finished rows of a tile and their log-sum-exp to global memory."""
         work, group = self._work(problem), problem.group.divisor
         total, reference = self._receive_stats(i, bars, stats, row, stats_count)
-        num_rows, packed = work.seqlen_q * group, (work.m_block * NUM_TILES + i) * TILE_M + row
+        num_rows, packed = work.seqlen_q * group, self._m_tile(work.m_block, i) * TILE_M + row
         query, head = packed_row(packed, problem.group)
         token, head = work.first_query + query, work.kv_head * group + head
         scaled = self._descaled(problem, tensors.descales, work.sequence, work.kv_head)
@@ -650,7 +657,7 @@ class ForwardSm100Packed(ForwardSm100):
         lse = self._of_this_split(tensors.lse)
         if packed < num_rows:
             lse[head, token] = correction.log_sum_exp(reference, total, scale_log2)
-        arch.mbarrier_wait(bars.o_full + i, 0)
+        self._wait_output(bars, i, 0, stats_count - 1)
         fence_after_wait()
         out = self._of_this_split(tensors.out)
         store_tile_rows(
@@ -661,7 +668,7 @@ class ForwardSm100Packed(ForwardSm100):
             row,
             factor * correction.final_factor(total),
             row_address(out, token, head),
-            num_rows - (work.m_block * NUM_TILES + i) * TILE_M,
+            num_rows - self._m_tile(work.m_block, i) * TILE_M,
             self.head_dim_v,
             self._bytes(1, self.head_dim),
         )
@@ -678,10 +685,10 @@ class ForwardSm100Packed(ForwardSm100):
     def _write_rows_without_keys(self, tensors: Tensors, problem: PackedProblem):
         """out = 0, lse = -inf or the sink; of a split lse = -inf alone."""
         work, group = self._work(problem), problem.group.divisor
-        packed = work.m_block * ROWS + arch.thread_idx()[0]
+        packed = work.m_block * self.rows + arch.thread_idx()[0]
         lse, columns = self._of_this_split(tensors.lse), self.head_dim_v
         has_sink, has_split = self.has_sink, self.has_split
-        if (arch.thread_idx()[0] < ROWS) & (packed < work.seqlen_q * group):
+        if (arch.thread_idx()[0] < self.rows) & (packed < work.seqlen_q * group):
             query, head = packed_row(packed, problem.group)
             token, head = work.first_query + query, work.kv_head * group + head
             lse[head, token] = tensors.sink[head] if const_expr(has_sink) else -Float32.inf
