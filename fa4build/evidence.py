@@ -3,13 +3,13 @@
 Evidence belongs to the bytes of a cubin, never to a name: a record counts only for the sha256 it was made with, so an
 edited kernel starts with none. Three levels: `static` (facts read from the binary), `simulated` (run in the PTX
 simulator), `silicon` (run on a GPU from the wheels). Static and simulated records lie in the cache directory
-(`evidence/<level>/<sha256>.json`); records from silicon are committed (`evidence/<arch>/*.json`), since few machines
-can repeat them.
+(`evidence/<level>/<sha256>.json`). Records from silicon are committed (`evidence/<arch>/*.json`), since few machines
+can repeat them, and so is what the simulator has proven (`evidence/<arch>/simulated.json`), since it takes hours.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fa4build.files import write_atomically
 
 LEVELS = ("static", "simulated", "silicon")
 RECORD_SCHEMA = 1
+SIMULATED_NAME = "simulated.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,54 @@ def read_record(cache_root: Path, level: str, cubin_sha256: str) -> Mapping[str,
     return None
 
 
+def known_records(cache_root: Path, level: str) -> dict[str, Mapping[str, Any]]:
+    """Every summary of a level that the builder keeps, by cubin sha256; damaged records are left out."""
+    digests = (path.stem for path in (cache_root / "evidence" / level).glob("*.json"))
+    found = ((digest, read_record(cache_root, level, digest)) for digest in digests)
+    return {digest: summary for digest, summary in found if summary is not None}
+
+
+def write_simulated(path: Path, summaries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+    """Commit simulated proofs, a line for each kernel.
+
+    Args:
+        summaries: kernel id -> (cubin sha256, summary). What all of them share is written once.
+    """
+    first = next((summary for _, summary in summaries.values()), {})
+    shared = {key: x for key, x in first.items() if all(s.get(key) == x for _, s in summaries.values())}
+    lines = []
+    for name, (sha256, summary) in sorted(summaries.items()):
+        own = {key: x for key, x in summary.items() if key not in shared}
+        lines.append(f"{json.dumps(name)}: {json.dumps({'cubin_sha256': sha256, 'summary': own}, sort_keys=True)}")
+    head = f'"schema": {RECORD_SCHEMA}, "level": "simulated",\n"shared": {json.dumps(shared, sort_keys=True)}'
+    text = "{" + head + ',\n"kernels": {\n' + ",\n".join(lines) + "\n}}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
+def read_simulated(path: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What `write_simulated` wrote; nothing where there is no file. Raises: Fa4BuildError for another file."""
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+        if (record["schema"], record["level"]) != (RECORD_SCHEMA, "simulated"):
+            raise ValueError(f"schema {record['schema']}, level {record['level']}")
+        kernels = record["kernels"].items()
+        return {name: (row["cubin_sha256"], {**record["shared"], **row["summary"]}) for name, row in kernels}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Fa4BuildError(
+            f"{path}: not a record of simulated proofs ({error!r}). Remove it, or write it again with "
+            "`fa4build verify --simulate --keep`."
+        ) from error
+
+
+def simulated_records(directories: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Committed summaries of simulated proofs, by cubin sha256. Raises: as `read_simulated`."""
+    paths = (path for directory in directories for path in sorted(directory.rglob(SIMULATED_NAME)))
+    return {sha256: summary for path in paths for sha256, summary in read_simulated(path).values()}
+
+
 def silicon_records(directories: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Summaries of all committed records from GPUs by cubin sha256; of several for one cubin, the newest run counts.
 
@@ -70,7 +119,8 @@ def silicon_records(directories: Iterable[Path]) -> dict[str, dict[str, Any]]:
         Fa4BuildError: a file is no record of schema 1.
     """
     newest: dict[str, dict[str, Any]] = {}
-    for path in sorted(path for directory in directories if directory.is_dir() for path in directory.rglob("*.json")):
+    found = (path for directory in directories if directory.is_dir() for path in directory.rglob("*.json"))
+    for path in sorted(path for path in found if path.name != SIMULATED_NAME):
         for sha256, summary in _run_summaries(path).items():
             if sha256 not in newest or newest[sha256]["date"] <= summary["date"]:
                 newest[sha256] = summary
@@ -98,14 +148,23 @@ def _run_summaries(path: Path) -> dict[str, dict[str, Any]]:
         ) from error
 
 
-def evidence_for(cubin_sha256: str, cache_root: Path, silicon: Mapping[str, Mapping[str, Any]]) -> Evidence:
-    """All that is known of a cubin.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a checkout knows of cubins, by sha256: from `silicon_records` and `simulated_records`."""
 
-    Args:
-        silicon: from `silicon_records`.
-    """
+    silicon: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    simulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def committed_in(directories: Sequence[Path]) -> Committed:
+    """Everything committed in these directories. Raises: Fa4BuildError for a damaged or foreign file."""
+    return Committed(silicon=silicon_records(directories), simulated=simulated_records(directories))
+
+
+def evidence_for(cubin_sha256: str, cache_root: Path, committed: Committed) -> Evidence:
+    """All that is known of a cubin. What was simulated here comes before what was committed."""
     return Evidence(
         static=read_record(cache_root, "static", cubin_sha256),
-        simulated=read_record(cache_root, "simulated", cubin_sha256),
-        silicon=silicon.get(cubin_sha256),
+        simulated=read_record(cache_root, "simulated", cubin_sha256) or committed.simulated.get(cubin_sha256),
+        silicon=committed.silicon.get(cubin_sha256),
     )

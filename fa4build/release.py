@@ -10,7 +10,7 @@ from fa4build.arch import ARCHES, Arch
 from fa4build.budget import Forecast, Traits, forecast, part_labels, part_name, sample_of, split, traits_of
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import WheelError
-from fa4build.evidence import evidence_for, silicon_records
+from fa4build.evidence import Committed, committed_in, evidence_for
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named
 from fa4build.launcher_build import PLATFORMS, platform_named
@@ -74,13 +74,13 @@ def write_wheels(
     kernels = family.expand(selection)
     entries = require_cached(find_cached(kernels, cache, family=family))
     _refuse_spills(entries, allow_spills or family.may_spill)
-    silicon = silicon_records(_committed_evidence() if evidence_dirs is None else evidence_dirs)
+    committed = committed_in(committed_evidence() if evidence_dirs is None else evidence_dirs)
     by_target: dict[str, list[CacheEntry]] = {}
     for entry in entries:
         by_target.setdefault(entry.facts["target"], []).append(entry)
     packs = {
         arch: _packs(
-            *(arch, by_target[arch.target], cache, silicon, limit_bytes),
+            *(arch, by_target[arch.target], cache, committed, limit_bytes),
             out_dir=out_dir,
             labels=labels_of(family, kernels, arch),
             sign=sign,
@@ -130,7 +130,7 @@ def _forecast_parts(
 ) -> list[Forecast]:
     """One forecast for each part of a target; a pack of unknown size is not split."""
     needed = [entries[name] for name in sample_of(traits) if name in entries]
-    sampled = {entry.name: artifact_of(entry, cache, {}) for entry in needed}
+    sampled = {entry.name: artifact_of(entry, cache, Committed()) for entry in needed}
     made: dict[str, Forecast] = {}
 
     def size_of(part: str, kernels: Sequence[Traits]) -> int:
@@ -141,16 +141,14 @@ def _forecast_parts(
     return [made[part] for part in split(traits, size_of, limit_bytes)]
 
 
-def _committed_evidence() -> tuple[Path, ...]:
-    """Where a checkout keeps records from GPUs."""
+def committed_evidence() -> tuple[Path, ...]:
+    """Where a checkout keeps records from GPUs and of the simulator; nowhere for an installed fa4build."""
     return () if checkout_root() is None else (EVIDENCE_DIR,)
 
 
-def artifact_of(entry: CacheEntry, cache: Cache, silicon: Mapping[str, Mapping[str, Any]]) -> Artifact:
+def artifact_of(entry: CacheEntry, cache: Cache, committed: Committed) -> Artifact:
     """A cached compile as a pack takes it, with the evidence there is for its very cubin.
 
-    Args:
-        silicon: from `silicon_records`.
     Raises: CacheCorruptError when stored bytes do not match their digest.
     """
     source = entry.inputs["source"]
@@ -167,7 +165,7 @@ def artifact_of(entry: CacheEntry, cache: Cache, silicon: Mapping[str, Mapping[s
         source_sha256=source["sha256"],
         key=entry.key,
         tuning=_plain(entry.inputs["tuning"]),
-        evidence=evidence_for(entry.objects["cubin"].sha256, cache.root, silicon),
+        evidence=evidence_for(entry.objects["cubin"].sha256, cache.root, committed),
     )
     return Artifact(
         facts=facts,
@@ -197,14 +195,14 @@ def _packs(
     arch: Arch,
     entries: list[CacheEntry],
     cache: Cache,
-    silicon: Mapping[str, Mapping[str, Any]],
+    committed: Committed,
     limit_bytes: int,
     *,
     labels: PackLabels,
     **options: Any,
 ) -> dict[str, PreparedWheel]:
     """Name -> wheel: the pack of one target, or its parts. Options as for `prepare_pack_wheel`."""
-    artifacts = {entry.name: artifact_of(entry, cache, silicon) for entry in entries}
+    artifacts = {entry.name: artifact_of(entry, cache, committed) for entry in entries}
     toolchain = toolchain_of(entries)
     prepared: dict[str, PreparedWheel] = {}
 

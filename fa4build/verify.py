@@ -10,7 +10,7 @@ import fnmatch
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,18 @@ from fa4build.arch import arch_named
 from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, SimulationError
-from fa4build.evidence import RECORD_SCHEMA, read_record, record_path, silicon_records, write_record
+from fa4build.evidence import (
+    RECORD_SCHEMA,
+    SIMULATED_NAME,
+    known_records,
+    read_record,
+    read_simulated,
+    record_path,
+    silicon_records,
+    simulated_records,
+    write_record,
+    write_simulated,
+)
 from fa4build.families.interface import Family, OpRecipe
 from fa4build.families.registry import DEFAULT as OWN_FAMILY
 from fa4build.families.registry import family_named
@@ -38,7 +49,7 @@ from fa4build.verify_chain import companions_of
 from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify_pool import End, Task, run_tasks
 from fa4build.verify_runs import Link
-from fa4build.verify_simulate import Proof, Request, covers, has_cases, prove, request_for
+from fa4build.verify_simulate import Proof, Request, covers, covers_kernel, has_cases, prove, request_for
 from fa4build.verify_static import (
     BASELINE_DIR,
     Baseline,
@@ -119,6 +130,7 @@ class Options:
         fresh: simulate also what has passed before.
         nvdisasm: NVIDIA's disassembler, for the mix of machine instructions; None = leave that out.
         update_baseline: make the figures measured now the baseline.
+        evidence_dirs: where committed proofs lie; what they cover is not simulated again.
     """
 
     static: bool = True
@@ -130,6 +142,7 @@ class Options:
     nvdisasm: Path | None = None
     update_baseline: bool = False
     baseline_dir: Path = BASELINE_DIR
+    evidence_dirs: tuple[Path, ...] = ()
 
 
 Tell = Callable[[Event], None]
@@ -298,26 +311,57 @@ class _Run:
         return KernelFiles(registers=entry.facts["registers"], **texts)
 
     def simulate(self, variants: Sequence[Variant], entries: Sequence[CacheEntry]) -> None:
-        """Prove every variant in a process of its own, but those whose proof still holds."""
-        tasks, by_name = [], {}
+        """Prove every variant in a process of its own, but those whose proof still holds.
+
+        Kernels of equal PTX (most backwards of sm100a and sm103a) are simulated once: the second has what the first
+        has passed, or runs its chain alone where its companions differ.
+        """
+        first: dict[str, Request] = {}
+        again: dict[str, Request] = {}
+        entry_of, proven = {}, {} if self.options.fresh else self._proven()
         for variant, entry in zip(variants, entries, strict=True):
-            by_name[variant.id] = entry
+            entry_of[variant.id] = entry
             if not has_cases(variant):
                 why = f"there are no acceptance cases for {variant.op}, {variant.layout}, {variant.dtype} yet"
                 self._note(_unproven(variant.id, why), entry)
                 continue
             request = self._request(variant, entry)
-            known = read_record(self.cache.root, "simulated", entry.objects["cubin"].sha256)
-            if known is not None and covers(known, request) and not self.options.fresh:
-                check = Check(name=variant.id, level="simulated", status="known", seconds=0.0, summary=known)
-                self._note(check, entry)
+            if request.sha256 in proven or any(other.sha256 == request.sha256 for other in first.values()):
+                again[variant.id] = request
             else:
-                tasks.append(Task(name=variant.id, function=prove, argument=request))
+                first[variant.id] = request
 
         def end(end: End) -> None:
-            self._note(_simulated_check(end), by_name[end.name])
+            check = _simulated_check(end)
+            self._note(check, entry_of[end.name])
+            proven[requests[end.name].sha256] = check
 
-        self._run(tasks, end)
+        requests = {**first, **again}
+        self._run([Task(name=name, function=prove, argument=request) for name, request in first.items()], end)
+        self._run(list(self._left(again, entry_of, proven)), end)
+
+    def _proven(self) -> dict[str, Check]:
+        """What has been proven before, here or in the checkout, by the digest of the proof."""
+        committed = simulated_records(self.options.evidence_dirs)
+        summaries = [*committed.values(), *known_records(self.cache.root, "simulated").values()]
+        return {
+            summary["proof_sha256"]: Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
+            for summary in summaries
+            if "proof_sha256" in summary
+        }
+
+    def _left(
+        self, requests: Mapping[str, Request], entry_of: Mapping[str, CacheEntry], proven: Mapping[str, Check]
+    ) -> Iterator[Task]:
+        """Tasks for what an equal kernel has not proven; what it has, or where it failed, is noted."""
+        for name, request in requests.items():
+            check = proven[request.sha256]
+            if check.status == "failed" or covers(check.summary, request):
+                self._note(replace(check, name=name), entry_of[name])
+            elif covers_kernel(check.summary, request):
+                yield Task(name=name, function=prove, argument=replace(request, proven=check.summary))
+            else:
+                yield Task(name=name, function=prove, argument=request)
 
     def _run(self, tasks: Sequence[Task], on_end: Callable[[End], None]) -> None:
         run_tasks(
@@ -352,7 +396,9 @@ class _Run:
         """Keep a finished check, write or withdraw its evidence, and tell."""
         self.checks.append(check)
         digest = entry.objects["cubin"].sha256
-        if check.status == "passed":
+        if check.status == "passed" or (
+            check.status == "known" and read_record(self.cache.root, check.level, digest) != check.summary
+        ):
             write_record(self.cache.root, check.level, digest, check.summary)
         elif check.status == "failed":
             record_path(self.cache.root, check.level, digest).unlink(missing_ok=True)
@@ -417,6 +463,28 @@ def _simulated_check(end: End) -> Check:
         failures=proof.failures,
         notes=tuple(sorted({note for run in proof.runs for note in run["notes"]})),
     )
+
+
+def keep_simulated(report: VerifyReport, evidence_dir: Path) -> tuple[Path, ...]:
+    """Add what has passed in the simulator to `<evidence_dir>/<arch>/simulated.json`; returns the files written.
+
+    What failed is taken out, and so is what no longer belongs to the matrix; other kernels keep their lines.
+    """
+    written = {variant.id: variant.arch for variant in written_variants()}
+    checks = [check for check in report.checks if check.level == "simulated" and check.name in written]
+    paths = []
+    for arch in sorted({written[check.name] for check in checks}):
+        path = evidence_dir / arch / SIMULATED_NAME
+        kept = {name: row for name, row in read_simulated(path).items() if name in written}
+        for check in checks:
+            if written[check.name] != arch or check.status == "unproven":
+                continue
+            kept.pop(check.name, None)
+            if check.status != "failed":
+                kept[check.name] = (report.digests[check.name], check.summary)
+        write_simulated(path, kept)
+        paths.append(path)
+    return tuple(paths)
 
 
 # --- records from GPUs ------------------------------------------------------------------------------------------------

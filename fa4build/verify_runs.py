@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,8 +62,9 @@ class Link:
 class Request:
     """A kernel to prove, as plain data for another process.
 
-    `sha256` is over all that the outcome depends on but the seeds: a proof with more seeds covers one with fewer.
-    `chain`: the kernels that run with it (verify_chain.py); empty where not all of them are compiled.
+    `sha256` is over all that the outcome of the kernel alone depends on but the seeds: a proof with more seeds covers
+    one with fewer. `chain`: the kernels that run with it (verify_chain.py); empty where not all of them are compiled.
+    `chain_sha256`: over them and `sha256`. `proven`: the summary of a proof of the kernel alone; its chain is left.
     """
 
     variant_id: str
@@ -72,6 +74,8 @@ class Request:
     seeds: tuple[int, ...]
     sha256: str
     chain: tuple[Link, ...] = ()
+    chain_sha256: str = ""
+    proven: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,19 @@ import json
 import pytest
 
 from fa4build.errors import Fa4BuildError
-from fa4build.evidence import Evidence, evidence_for, read_record, record_path, silicon_records, write_record
+from fa4build.evidence import (
+    Committed,
+    Evidence,
+    evidence_for,
+    known_records,
+    read_record,
+    read_simulated,
+    record_path,
+    silicon_records,
+    simulated_records,
+    write_record,
+    write_simulated,
+)
 
 SHA = "ab" * 32
 
@@ -66,4 +78,40 @@ def test_level_is_the_highest_passed(tmp_path):
     """silicon > simulated > static > none."""
     assert Evidence().level == "none"
     assert Evidence(static={}, simulated={}).level == "simulated"
-    assert evidence_for(SHA, tmp_path, {SHA: {"cases": 1}}).level == "silicon"
+    assert evidence_for(SHA, tmp_path, Committed(silicon={SHA: {"cases": 1}})).level == "silicon"
+
+
+def test_simulated_proofs_read_back_as_committed(tmp_path):
+    """Shared fields are written once and given back to every kernel; a line a kernel, in the order of ids."""
+    rows = {
+        "fwd-b": (SHA, {"schedules": ["eager"], "cases": 12}),
+        "fwd-a": ("cd" * 32, {"schedules": ["eager"], "cases": 13}),
+    }
+    write_simulated(tmp_path / "sm90a" / "simulated.json", rows)
+
+    assert read_simulated(tmp_path / "sm90a" / "simulated.json") == rows
+    assert simulated_records([tmp_path]) == dict(rows.values())
+    lines = (tmp_path / "sm90a" / "simulated.json").read_text().splitlines()
+    assert [line[:7] for line in lines if line.startswith('"fwd')] == ['"fwd-a"', '"fwd-b"']
+    assert sum("eager" in line for line in lines) == 1
+    assert silicon_records([tmp_path]) == {}
+
+
+def test_a_damaged_file_of_proofs_is_an_error(tmp_path):
+    """Cut in the middle: nobody should take it for an empty one."""
+    path = tmp_path / "simulated.json"
+    write_simulated(path, {"fwd-a": (SHA, {"cases": 12})})
+    path.write_bytes(path.read_bytes()[:40])
+
+    with pytest.raises(Fa4BuildError, match=r"simulated\.json: not a record of simulated proofs"):
+        simulated_records([tmp_path])
+
+
+def test_what_was_simulated_here_comes_before_what_was_committed(tmp_path):
+    """And what was committed counts where nothing was simulated; a failed kernel has neither."""
+    committed = Committed(simulated={SHA: {"cases": 12}})
+    assert evidence_for(SHA, tmp_path, committed).simulated == {"cases": 12}
+
+    write_record(tmp_path, "simulated", SHA, {"cases": 13})
+    assert evidence_for(SHA, tmp_path, committed).simulated == {"cases": 13}
+    assert known_records(tmp_path, "simulated") == {SHA: {"cases": 13}}

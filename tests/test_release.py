@@ -15,7 +15,7 @@ import pytest
 from fa4build.cache import Cache, CacheEntry
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import NotCachedError, WheelError
-from fa4build.evidence import write_record
+from fa4build.evidence import Committed, write_record
 from fa4build.pack import read_pack, unpack
 from fa4build.pipeline import recipe_for
 from fa4build.release import artifact_of, toolchain_of, write_wheels
@@ -164,7 +164,7 @@ def test_one_toolchain_a_pack(tmp_path: Path) -> None:
 def test_dependencies_reach_the_artifact(tmp_path: Path) -> None:
     """The kernel sources, with digests, for the SBOM."""
     cache = Cache(tmp_path / "cache")
-    artifact = artifact_of(fill(cache)[0], cache, {})
+    artifact = artifact_of(fill(cache)[0], cache, Committed())
 
     assert "kernels_src/forward_sm90.py" in dict(artifact.dependencies)
     assert all(len(sha256) == 64 for _, sha256 in artifact.dependencies)

@@ -12,11 +12,13 @@ import pytest
 from fa4build.cache import Cache
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import Fa4BuildError, NotCachedError, NothingSelectedError, SimulationError, VariantError
-from fa4build.evidence import read_record, silicon_records, write_record
+from fa4build.evidence import read_record, read_simulated, silicon_records, write_record
 from fa4build.pipeline import recipe_for
 from fa4build.toolchain import current_toolchain
 from fa4build.variants import Selection, expand_matrix, parse_variant
-from fa4build.verify import Check, Options, VerifyReport, built_variants, install_record, verify
+from fa4build.verify import Check, Options, VerifyReport, built_variants, install_record, keep_simulated, verify
+from fa4build.verify_pool import End
+from fa4build.verify_simulate import Proof
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -134,6 +136,87 @@ def test_one_kernel_proven_is_a_proof_of_something(statuses, exit_code):
     checks = tuple(Check(name=str(n), level="simulated", status=s, seconds=0.0) for n, s in enumerate(statuses))
 
     assert VerifyReport(checks=checks, digests={}, seconds=0.0).exit_code == exit_code
+
+
+# --- simulated once ---------------------------------------------------------------------------------------------------
+
+
+TWINS = ("bwd_preprocess-sm100a-bf16-hd64", "bwd_preprocess-sm103a-bf16-hd64")
+
+
+@pytest.fixture
+def simulations(monkeypatch):
+    """The names of all kernels that would have been simulated; each passes, `failing` fails."""
+    ran: list[str] = []
+
+    def run(tasks, *, on_end, **_):
+        for task in tasks:
+            ran.append(task.name)
+            summary = task.argument.proven or {"proof_sha256": task.argument.sha256, "seeds": [1], "cases": 12}
+            proof = Proof(summary=summary, runs=(), failures=("wrong",) if "failing" in ran else ())
+            on_end(End(name=task.name, result=proof, error=None, seconds=1.0))
+
+    monkeypatch.setattr("fa4build.verify.run_tasks", run)
+    return ran
+
+
+def fill_twins(cache: Cache) -> dict[str, str]:
+    """Kernels of both Blackwell targets whose PTX differs in the target alone."""
+    digests = {}
+    for name in TWINS:
+        recipe = recipe_for(parse_variant(name), current_toolchain(), CompileOptions())
+        ptx = f".target sm_{name.split('-')[1][2:]}".encode()
+        objects = {"cubin": b"\x7fELF " + name.encode(), "plan": b"{}", "ptx": ptx, "log": b""}
+        entry = cache.put(name=name, inputs=recipe.inputs, facts={"registers": 28}, objects=objects)
+        digests[name] = entry.objects["cubin"].sha256
+    return digests
+
+
+def test_equal_kernels_are_simulated_once(tmp_path, simulations):
+    """Both targets in one run: one simulation, evidence for both cubins. Again: none."""
+    cache = Cache(tmp_path)
+    digests = fill_twins(cache)
+    variants = [parse_variant(name) for name in TWINS]
+    report = verify(variants, cache, Options(static=False))
+
+    assert simulations == [TWINS[0]]
+    assert [check.status for check in report.checks] == ["passed", "passed"]
+    assert all(read_record(cache.root, "simulated", digest)["cases"] == 12 for digest in digests.values())
+    again = verify(variants, cache, Options(static=False))
+    assert simulations == [TWINS[0]]
+    assert [check.status for check in again.checks] == ["known", "known"]
+
+
+def test_an_equal_kernel_fails_with_the_first(tmp_path, simulations):
+    """And neither has evidence."""
+    cache = Cache(tmp_path)
+    digests = fill_twins(cache)
+    simulations.append("failing")
+    report = verify([parse_variant(name) for name in TWINS], cache, Options(static=False))
+
+    assert [(check.name, check.status) for check in report.checks] == [(name, "failed") for name in TWINS]
+    assert all(read_record(cache.root, "simulated", digest) is None for digest in digests.values())
+
+
+def test_committed_proofs_are_known_to_a_fresh_cache(tmp_path, simulations):
+    """Kept from one cache, found by another that built the same kernels; what fails later is taken out."""
+    first, fresh = Cache(tmp_path / "first"), Cache(tmp_path / "fresh")
+    fill_twins(first)
+    fill_twins(fresh)
+    variants = [parse_variant(name) for name in TWINS]
+    paths = keep_simulated(verify(variants, first, Options(static=False)), tmp_path / "evidence")
+
+    assert [path.relative_to(tmp_path / "evidence").as_posix() for path in paths] == [
+        "sm100a/simulated.json",
+        "sm103a/simulated.json",
+    ]
+    known = verify(variants, fresh, Options(static=False, evidence_dirs=(tmp_path / "evidence",)))
+    assert simulations == [TWINS[0]]
+    assert [check.status for check in known.checks] == ["known", "known"]
+
+    simulations.append("failing")
+    keep_simulated(verify(variants, fresh, Options(static=False, fresh=True)), tmp_path / "evidence")
+    assert read_simulated(paths[0]) == {}
 
 
 # --- records from GPUs ------------------------------------------------------------------------------------------------

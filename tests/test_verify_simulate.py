@@ -5,19 +5,22 @@ lie compact, where the simulator stops every stray access, or padded, where a ch
 their values are the variant's dtype exactly. What is wrong with outputs is said with the place.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fa4build import verify_simulate
 from fa4build.acceptance import Case, draw_inputs, reference, round_to, window_of
 from fa4build.variants import parse_variant
-from fa4build.verify_runs import POISON, memory_faults, poisoned
+from fa4build.verify_runs import POISON, Link, memory_faults, poisoned
 from fa4build.verify_simulate import (
     RUNS,
     _first_difference,
     _judge,
     _Outputs,
     covers,
+    covers_kernel,
     from_bits,
     request_for,
     simulator_sha256,
@@ -63,6 +66,28 @@ def test_a_proof_with_more_seeds_covers_one_with_fewer():
     assert not covers(summary, request(seeds=(1, 2, 3)))
     assert not covers(summary, request(ptx="other"))
     assert not covers({}, request())
+
+
+def test_kernels_that_differ_in_their_blackwell_target_alone_share_a_proof():
+    """sm_103a and sm_100a in id, PTX and plan; any other difference tells them apart."""
+    texts = {"variant": parse_variant("bwd-sm100a-bf16-hd64-full"), "ptx": ".target sm_100a", "plan": "k_sm100a"}
+    other = {"variant": parse_variant("bwd-sm103a-bf16-hd64-full"), "ptx": ".target sm_103a", "plan": "k_sm103a"}
+
+    assert request(**texts).sha256 == request(**other).sha256
+    assert request(**texts).sha256 != request(**{**other, "ptx": ".target sm_103a add"}).sha256
+    assert request(**texts).sha256 != request(**{**other, "ptx": ".target sm_90a"}).sha256
+
+
+def test_a_chain_has_a_proof_of_its_own():
+    """Other companions: the kernel alone is still proven, the whole gradient is not."""
+    chain = (Link(op="fwd", ptx="ptx", plan="plan", registers=168),)
+    asked, other = request(chain=chain), request(chain=(replace(chain[0], ptx="other"),))
+    summary = {"proof_sha256": asked.sha256, "chain_sha256": asked.chain_sha256, "seeds": [1]}
+
+    assert covers(summary, asked)
+    assert covers(summary, request())
+    assert covers_kernel(summary, other)
+    assert not covers(summary, other)
 
 
 def test_other_schedules_and_another_simulator_change_the_digest(monkeypatch):

@@ -42,6 +42,9 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 )
 @click.option("--fresh", is_flag=True, help="Simulate also what has passed before and has not changed.")
 @click.option(
+    "--keep", is_flag=True, help="Also add what is proven in the simulator to evidence/ of the checkout, to commit it."
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=1),
@@ -60,7 +63,7 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 @click.option(
     "--evidence-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where --device keeps the record. Default: evidence/ of the checkout.",
+    help="Where --device and --keep write, and where proofs are known from. Default: evidence/ of the checkout.",
 )
 @cache_dir_option
 @json_option
@@ -75,6 +78,7 @@ def command(
     jobs: int | None,
     seeds: int,
     fresh: bool,
+    keep: bool,
     timeout_s: float,
     update_baseline: bool,
     baseline_dir: Path | None,
@@ -93,6 +97,7 @@ def command(
       fa4build verify                                    everything that is written
       fa4build verify 'fwd-sm90a-*-causal' --simulate
       fa4build verify --arch sm100 --static
+      fa4build verify --arch sm100 --simulate --keep     proofs for everyone who builds the same cubins
       fa4build verify --family flash-attn-4 'fwd-sm100a-bf16-hd64-*'   operators of another family
       fa4build verify --static --update-baseline         after a change that was meant
       fa4build verify --device record.json               take over what a GPU machine has proven
@@ -113,7 +118,8 @@ def command(
             raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
-    from fa4build.verify import Options, built_variants, family_kernels, verify
+    from fa4build.release import committed_evidence
+    from fa4build.verify import Options, built_variants, family_kernels, keep_simulated, verify
     from fa4build.verify_static import BASELINE_DIR
 
     options = Options(
@@ -126,13 +132,28 @@ def command(
         nvdisasm=find_nvdisasm() if as_json else None,  # shown there alone
         update_baseline=update_baseline,
         baseline_dir=baseline_dir or BASELINE_DIR,
+        evidence_dirs=committed_evidence() if evidence_dir is None else (evidence_dir,),
     )
     family = family_named(family_name)
+    keep_in = _evidence_dir(evidence_dir) if keep else None
+    if keep and (family.name != DEFAULT or not options.simulate):
+        raise click.UsageError("--keep keeps what --simulate proves of kernels of fa4; leave out the other options.")
     chosen = built_variants(arches, globs) if family.name == DEFAULT else family_kernels(family, arches, globs)
     with _progress() as tell:
         report = verify(chosen, cache, options, tell, family=family)
+    for path in keep_simulated(report, keep_in) if keep_in else ():
+        note(f"kept in {path}")
     _print(report, cache, options.seeds, as_json)
     return report.exit_code
+
+
+def _evidence_dir(given: Path | None) -> Path:
+    """Where records are kept. Raises: UsageError when nothing says where, and this is no checkout."""
+    from fa4build.release import EVIDENCE_DIR, committed_evidence
+
+    if given is None and not committed_evidence():
+        raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
+    return given or EVIDENCE_DIR
 
 
 def _jobs(jobs: int | None) -> int:
@@ -152,12 +173,9 @@ def find_nvdisasm() -> Path | None:
 
 def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: bool) -> int:
     """Check and keep a record from a GPU."""
-    from fa4build.release import EVIDENCE_DIR
     from fa4build.verify import install_record
 
-    if evidence_dir is None and not EVIDENCE_DIR.parent.joinpath("pyproject.toml").exists():
-        raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
-    kept = install_record(record, cache, evidence_dir or EVIDENCE_DIR)
+    kept = install_record(record, cache, _evidence_dir(evidence_dir))
     if as_json:
         names = ("arch", "device", "proven", "missing")
         print_json({"path": str(kept.path), **{name: getattr(kept, name) for name in names}})
@@ -251,7 +269,9 @@ def _figures(check: "Check") -> str:
         return ""
     if check.level == "static":
         return f"{summary['registers']} registers, {summary['shared_bytes']} bytes of shared memory, "
-    return f"{summary['cases']} cases, worst {summary['worst_ratio']:.2f} of the bound, "
+    cases = summary["cases"] + summary.get("chain_cases", 0)
+    worst = max(summary["worst_ratio"], summary.get("chain_worst_ratio", 0.0))
+    return f"{cases} cases, worst {worst:.2f} of the bound, "
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

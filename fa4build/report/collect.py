@@ -10,7 +10,7 @@ from fa4build import __version__
 from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, ToolchainError
-from fa4build.evidence import LEVELS, Evidence, evidence_for, silicon_records
+from fa4build.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for
 from fa4build.pack import read_pack
 from fa4build.pipeline import find_cached
 from fa4build.report.benchmarks import Benchmark, Comparison, read_benchmarks, read_comparisons
@@ -118,13 +118,13 @@ def collect(
     """Read everything.
 
     Args:
-        packs: wheels or packs of kernels. evidence_dirs: folders of records from GPUs.
+        packs: wheels or packs of kernels. evidence_dirs: folders of committed records.
         benchmarks: JSON files with measurements; what holds none is passed over.
         timelines: folders of drawings, besides `timing` in the cache.
     Raises: WheelError or Fa4BuildError for a pack or record that is damaged.
     """
     entries = cache.entries()
-    rows = tuple(_rows(cache, entries, silicon_records(evidence_dirs)))
+    rows = tuple(_rows(cache, entries, committed_in(evidence_dirs)))
     found = [row for row in map(_pack_row, sorted(packs)) if row is not None]
     return ReportData(
         version=__version__,
@@ -139,9 +139,7 @@ def collect(
     )
 
 
-def _rows(
-    cache: Cache, entries: Sequence[CacheEntry], silicon: Mapping[str, Mapping[str, Any]]
-) -> Iterable[VariantRow]:
+def _rows(cache: Cache, entries: Sequence[CacheEntry], committed: Committed) -> Iterable[VariantRow]:
     """A row for every written variant, in the order of the matrix."""
     written = written_variants()
     try:
@@ -152,15 +150,13 @@ def _rows(
     for variant in written:
         entry = current.get(variant.id)
         state = "compiled" if entry is not None else "outdated" if variant.id in newest else "written"
-        yield _row(variant, state, entry or newest.get(variant.id), cache.root, silicon)
+        yield _row(variant, state, entry or newest.get(variant.id), cache.root, committed)
 
 
-def _row(
-    variant: Variant, state: str, entry: CacheEntry | None, cache_root: Path, silicon: Mapping[str, Mapping[str, Any]]
-) -> VariantRow:
+def _row(variant: Variant, state: str, entry: CacheEntry | None, cache_root: Path, committed: Committed) -> VariantRow:
     evidence = Evidence()
     if entry is not None:
-        evidence = evidence_for(entry.objects["cubin"].sha256, cache_root, silicon)
+        evidence = evidence_for(entry.objects["cubin"].sha256, cache_root, committed)
     return VariantRow(
         id=variant.id,
         op=variant.op,

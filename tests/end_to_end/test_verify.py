@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fa4build.cache import Cache, CacheEntry
-from fa4build.evidence import read_record, silicon_records
+from fa4build.evidence import Committed, read_record, silicon_records
 from fa4build.pipeline import build_matrix, find_cached
 from fa4build.release import artifact_of
 from fa4build.variants import Selection, expand_matrix
@@ -76,7 +76,7 @@ def test_static_figures_are_read_and_go_into_the_manifest(built, tmp_path):
     done = run_verify(built, "--static", "--json", "--baseline-dir", str(tmp_path))
     (variant,) = json.loads(done.stdout)["variants"]
     check = variant["checks"]["static"]
-    evidence = artifact_of(entry_in(built), Cache(built), {}).facts.evidence
+    evidence = artifact_of(entry_in(built), Cache(built), Committed()).facts.evidence
 
     assert done.returncode == 0, done.stderr
     assert check["status"] == "passed"
