@@ -11,6 +11,7 @@ from fa4build.pack import Artifact
 
 ABI = "ab" * 32
 COMPILER_CACHE = Path(tempfile.gettempdir()) / f"fa4build-tests-zig-{os.getuid()}"
+COMPILER_CACHE.mkdir(exist_ok=True)  # some tests link to it, whichever comes first
 """Shared by all tests that build the launcher and do not ask whether a fresh cache gives the same."""
 
 TOOLCHAIN = {"nvidia-cutlass-dsl": "4.8.1", "ptxas": "13.1.80"}
