@@ -37,7 +37,8 @@ def cover_family(packs: Iterable[Pack], family: Family, requested: Iterable[Any]
     packs = tuple(packs)
     entries = {entry.id: entry for pack in packs for entry in pack.manifest.entries}
     targets = tuple(sorted({entry.target for entry in entries.values()}))
-    kernels = family.expand(Selection())
+    default = family.expand(Selection())
+    kernels = (*default, *(k for k in family.expand(Selection(globs=("*",))) if k.id in entries and k not in default))
     target_of = {arch.name: arch.target for arch in ARCHES}
     declared = [recipe.document() for recipe in family.op_recipes(kernels)]
     found = _groups(recipe for pack in packs for recipe in pack.manifest.recipes)

@@ -167,8 +167,15 @@ def built_variants(arches: Sequence[str], globs: Sequence[str]) -> tuple[Variant
 
 
 def family_kernels(family: Family, arches: Sequence[str], globs: Sequence[str]) -> tuple[Any, ...]:
-    """The kernels of a family that any glob matches (none given: all). Raises: NothingSelectedError, VariantError."""
-    return family.expand(Selection(arches=tuple(arches), globs=tuple(globs)))
+    """The default kernels of a family that any glob matches (none given: all), and those that globs name in full or
+    match alone.
+
+    Raises: NothingSelectedError, VariantError.
+    """
+    named = family.expand(Selection(arches=tuple(arches), globs=tuple(globs)))
+    default = {kernel.id for kernel in family.expand(Selection(arches=tuple(arches)))}
+    chosen = tuple(kernel for kernel in named if kernel.id in default or kernel.id in globs)
+    return chosen or named
 
 
 def verify(
@@ -264,7 +271,7 @@ class _Run:
         return baseline_path(arch, directory if self.is_own else directory / self.family.name)
 
     def _known(self, arch: str) -> Iterable[str]:
-        known = written_variants() if self.is_own else self.family.expand(Selection(arches=(arch,)))
+        known = written_variants() if self.is_own else self.family.expand(Selection(arches=(arch,), globs=("*",)))
         return (variant.id for variant in known)
 
     def simulate_operators(self, kernels: Sequence[Any], entries: Sequence[CacheEntry]) -> None:
@@ -282,7 +289,9 @@ class _Run:
         for names in proven_by.values():
             request = self._operator_request(operators[names[0]], entry_of)
             known = [read_record(self.cache.root, "simulated", entry_of[n].objects["cubin"].sha256) for n in names]
-            if not self.options.fresh and all(record is not None and covers(record, request) for record in known):
+            if not self.options.fresh and all(
+                record is not None and covers_kernel(record, request) for record in known
+            ):
                 for name, record in zip(names, known, strict=True):
                     self._note(
                         Check(name=name, level="simulated", status="known", seconds=0.0, summary=record or {}),

@@ -7,6 +7,7 @@
 - The declared matrices: ids are unique, rules over lengths divide all lengths, every recipe's kernels are declared.
 """
 
+import fnmatch
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from fa4build.coverage_family import cover_family
 from fa4build.errors import LaunchPlanError, NothingSelectedError, ToolchainError, VariantError, WheelError
 from fa4build.families import FamilyKernel, Input, Pinned, Scalar, kernel_family, one_step
 from fa4build.families.flash_attn_4.configuration import backward_tiles, forward_lengths
+from fa4build.families.flash_attn_4.matrix import on_request
 from fa4build.families.kernels import dependencies_of, licence_files
 from fa4build.families.registry import BUILT_IN, family_named, family_names
 from fa4build.manifest import manifest_from_json, manifest_to_json
@@ -33,6 +35,7 @@ from fa4build.runtime.fa4_kernels.dispatch import signature_of
 from fa4build.runtime.fa4_kernels.expressions import evaluate as evaluate_expression
 from fa4build.selection import Selection
 from fa4build.toolchain import Distribution, Toolchain
+from fa4build.verify import family_kernels
 from tests.artifacts import TOOLCHAIN, made_up_artifact
 
 BASE = Toolchain(
@@ -312,9 +315,10 @@ def test_a_bound_scalar_is_read_from_the_extent():
 
 @pytest.mark.parametrize("name", ["flash-attn-4", "quack"])
 @pytest.mark.parametrize("arch", [arch.name for arch in ARCHES])
-def test_every_declared_operator_has_its_kernels(name, arch):
-    """Each recipe's kernels are declared, and each kernel belongs to a recipe."""
-    declared = family_named(name).expand(Selection(arches=(arch,)))
+@pytest.mark.parametrize("globs", [(), ("*",)], ids=["default", "everything"])
+def test_every_declared_operator_has_its_kernels(name, arch, globs):
+    """Each recipe's kernels are declared, and each kernel belongs to a recipe; also in the default matrix alone."""
+    declared = family_named(name).expand(Selection(arches=(arch,), globs=globs))
     recipes = family_named(name).op_recipes(declared)
     used = {step.kernel for recipe in recipes for step in recipe.steps}
 
@@ -336,7 +340,7 @@ def test_exactly_one_length_class_takes_each_length(arch, ratio, layout, head_di
 
 def test_functions_find_only_kernels_that_take_their_arguments():
     """Of upstream, dense forwards of 16-bit types without sink, cap or scales; others by recipe alone."""
-    kernels = family_named("flash-attn-4").expand(Selection())
+    kernels = family_named("flash-attn-4").expand(Selection(globs=("*",)))
     found = [kernel for kernel in kernels if signature_of(entry_like(kernel)) in SIGNATURES]
 
     assert {"fwd/dense"} == {signature_of(entry_like(kernel)) for kernel in found}
@@ -350,10 +354,27 @@ def entry_like(kernel: FamilyKernel) -> SimpleNamespace:
     return SimpleNamespace(op=kernel.op, axes=kernel.axes)
 
 
-def test_the_declared_matrix_of_upstream_is_closed():
+def test_rare_kernels_of_upstream_are_built_on_request():
+    """Without a glob none that has a reason against it; a glob takes them, and `verify` those that are named."""
+    family = family_named("flash-attn-4")
+    default = family.expand(Selection(arches=("sm100",)))
+    everything = family.expand(Selection(arches=("sm100",), globs=("*",)))
+    rare = "fwd-sm100a-fp16-hd128-causal-varlen-r1"
+
+    assert {kernel.id for kernel in default} == {kernel.id for kernel in everything if not on_request(kernel)}
+    assert {kernel.payload["dtype"] for kernel in default} == {"bf16", "e4m3"}
+    assert {kernel.id for kernel in family_kernels(family, ("sm100",), ("fwd-*-hd128-causal-varlen-*",))} == {
+        kernel.id for kernel in default if fnmatch.fnmatchcase(kernel.id, "fwd-*-hd128-causal-varlen-*")
+    }
+    assert rare in {kernel.id for kernel in everything}
+    assert [kernel.id for kernel in family_kernels(family, (), (rare,))] == [rare]
+
+
+@pytest.mark.parametrize("globs", [(), ("*",)], ids=["default", "everything"])
+def test_the_declared_matrix_of_upstream_is_closed(globs):
     """At every boundary of the rules one operator answers, and never two; every kernel is called by one."""
     family = family_named("flash-attn-4")
-    kernels = family.expand(Selection(arches=("sm100",)))
+    kernels = family.expand(Selection(arches=("sm100",), globs=globs))
     entries = tuple(SimpleNamespace(id=kernel.id, target="sm_100a") for kernel in kernels)
     recipes = tuple(recipe.document() for recipe in family.op_recipes(kernels))
     pack = SimpleNamespace(manifest=SimpleNamespace(entries=entries, recipes=recipes))

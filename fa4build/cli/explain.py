@@ -63,7 +63,7 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
     if len(chosen) > 1:
         raise NothingSelectedError(f"{name!r} is {len(chosen)} kernels of {family.name}; name one.")
     (kernel,) = chosen
-    of_arch = family.expand(Selection(arches=(kernel.arch,)))
+    of_arch = family.expand(Selection(arches=(kernel.arch,), globs=("*",)))
     callers = [r for r in family.op_recipes(of_arch) if any(step.kernel == kernel.id for step in r.steps)]
     compiled = _compiled(kernel, cache, family)
     document = {

@@ -86,6 +86,7 @@ def kernel_family(
     distributions: Sequence[Pinned] = (),
     environment: Mapping[str, str] | None = None,
     worker: Worker | None = None,
+    on_request: Callable[[FamilyKernel], str] = lambda kernel: "",
     **more: Any,
 ) -> Family:
     """A family from its kernels.
@@ -98,12 +99,13 @@ def kernel_family(
         distributions: installed packages that the kernels come from; their RECORD digests enter every key.
         environment: variables of the compile process, pinned and part of every key.
         worker: where kernels compile; default: a process without torch.
+        on_request: why a kernel is built only for those who name it by --select; "" for what everybody gets.
         more: further attributes of `Family`.
     """
     by_arch = cache(lambda arch: _checked(name, tuple(kernels(arch))))
 
     def expand(selection: Selection) -> tuple[FamilyKernel, ...]:
-        return _selected(name, by_arch, selection)
+        return _selected(name, by_arch, selection, on_request)
 
     def recipe(kernel: FamilyKernel, toolchain: Toolchain, options: CompileOptions) -> Recipe:
         return _recipe(kernel, dependencies_of([*sources, *_OWN_SOURCES]), toolchain, options)
@@ -184,9 +186,15 @@ def _checked(family: str, kernels: tuple[FamilyKernel, ...]) -> tuple[FamilyKern
 
 
 def _selected(
-    family: str, by_arch: Callable[[str], tuple[FamilyKernel, ...]], selection: Selection
+    family: str,
+    by_arch: Callable[[str], tuple[FamilyKernel, ...]],
+    selection: Selection,
+    on_request: Callable[[FamilyKernel], str],
 ) -> tuple[FamilyKernel, ...]:
-    """The kernels that a selection names. Raises: VariantError, NothingSelectedError."""
+    """The kernels that a selection names: without globs the default ones, with globs also those on request.
+
+    Raises: VariantError, NothingSelectedError.
+    """
     if selection.spec is not None:
         raise VariantError(f"family {family}: --spec describes variants of fa4; name kernels with --arch and --select.")
     arches = {arch_named(name).name for name in selection.arches} or {arch.name for arch in ARCHES}
@@ -201,7 +209,9 @@ def _selected(
             nearest = difflib.get_close_matches(glob, ids, n=3, cutoff=0)
             raise NothingSelectedError(f"{glob!r} matches no kernel of {family}. Nearest: {', '.join(nearest)}.")
         wanted.update(matched)
-    return tuple(kernel for kernel in named if not selection.globs or kernel.id in wanted)
+    if selection.globs:
+        return tuple(kernel for kernel in named if kernel.id in wanted)
+    return tuple(kernel for kernel in named if not on_request(kernel))
 
 
 def _recipe(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fa4build.families.flash_attn_4.matrix import kernels
+from fa4build.families.flash_attn_4.matrix import kernels, on_request
 from fa4build.families.flash_attn_4.recipes import op_recipes
 from fa4build.families.interface import Family, OpRecipe
 from fa4build.families.kernels import TORCH_WORKER, Pinned, kernel_family, licence_files
@@ -46,6 +46,7 @@ FAMILY: Family = kernel_family(
     kernels=kernels,
     sources=[str(Path(__file__).with_name("compiling.py"))],  # of the others, only payloads reach a compile
     op_recipes=op_recipes,
+    on_request=on_request,
     distributions=[
         Pinned(name="flash-attn-4", tested=("4.0.0b36",)),
         Pinned(name="quack-kernels", tested=("0.6.5",)),

@@ -1,4 +1,4 @@
-"""The declared matrix: kernels of flash-attn-4 that are built for each target.
+"""The declared matrix: kernels of flash-attn-4 that can be built for each target, and which of them by default.
 
 GQA ratio, mask sides and layout are compile-time facts of these kernels, so they are axes; `when` is the rule by which
 the dispatcher tells kernels apart whose other axes are equal.
@@ -64,6 +64,26 @@ def _by_id(arch: str) -> dict[str, FamilyKernel]:
 def declared(kernel_id: str) -> FamilyKernel:
     """The kernel of an id. Raises: KeyError when none is declared under it."""
     return _by_id(kernel_id.split("-")[1])[kernel_id]
+
+
+def on_request(kernel: FamilyKernel) -> str:
+    """Why a declared kernel is built only for those who name it; "" for the default matrix.
+
+    Ratio, pages, sink and cap are compiled in, so that each value of each multiplies the matrix.
+    """
+    payload = kernel.payload
+    is_gpt_oss = payload["head_dim"] == 64 and payload["ratio"] == 8
+    if payload["dtype"] == "fp16":
+        return "training and serving use bf16 on these targets; fp16 would double the matrix"
+    if payload["call"] == "forward" and payload["ratio"] in MORE_RATIOS:
+        return "published models have 1, 4 or 8 query heads a key head most often"
+    if payload["layout"] == "paged" and payload["page_size"] != PAGE_SIZE:
+        return f"pages of {PAGE_SIZE} are the ones that the library loads by TMA"
+    if payload.get("sink") and not is_gpt_oss:
+        return "published models with attention sinks have head_dim 64 and 8 query heads a key head"
+    if payload.get("softcap"):
+        return "the cap is compiled in, and few models have one"
+    return ""
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
