@@ -413,6 +413,7 @@ class _Sm100Row:
     exp2_frequency: int
     exp2_start: int = 0
     registers: tuple[int, int, int] | None = None
+    tile_n: int = _TILE_N
     source: str = _FA4
 
 
@@ -478,6 +479,18 @@ _SM100_FORWARD: tuple[_Sm100Row, ...] = (
     ),
     _Sm100Row(
         name="hd256-2cta", matches=_key("sm100a", 2, 256, _ANY_MASK, _B16), exp2_frequency=14, registers=(256, 160, 48)
+    ),
+    _Sm100Row(
+        name="hd256-packed",
+        matches=lambda v: v.head_dim == 256 and v.cta_group == 1 and v.layout != "dense",
+        exp2_frequency=0,
+        registers=(200, 120, 96),
+        tile_n=64,
+        source=(
+            "native exp2 as flash-attn-4 4.0.0b36 has it beyond head_dim 128 in one CTA; five tiles of 64 keys fit: in "
+            "the timing model 128 keys take 3300 clocks, with tiles of 128, of which two fit, 6513; registers: no role "
+            "spills (ptxas V13.4.59)"
+        ),
     ),
     _Sm100Row(
         name="hd128-2cta-fp8",
@@ -574,7 +587,7 @@ def _sm100_has_separate_output(variant: Variant) -> bool:
     return variant.layout == "dense" and variant.head_dim < 192
 
 
-def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
+def _sm100_kv_stages(variant: Variant, q_stages: int, tile_n: int) -> int:
     """K or V tiles that fit beside Q and the output tile; a tile is halved when two blocks share it.
 
     The output tile shares Q's memory where both would leave too little room. Source: shared-memory plan of
@@ -585,7 +598,7 @@ def _sm100_kv_stages(variant: Variant, q_stages: int) -> int:
     q_bytes = q_stages * _TILE_M * variant.head_dim * bytes_in
     out_bytes = q_stages * _TILE_M * variant.head_dim_v * bytes_out
     beside = q_bytes + out_bytes if _sm100_has_separate_output(variant) else max(q_bytes, out_bytes)
-    slots = [_TILE_N * columns * bytes_in // variant.cta_group for columns in variant.head_dims]
+    slots = [tile_n * columns * bytes_in // variant.cta_group for columns in variant.head_dims]
     room, stages = _KV_BYTES_LIMIT - beside, 0
     while room >= slots[stages % 2] and stages < _MAX_KV_STAGES:
         room -= slots[stages % 2]
@@ -606,9 +619,9 @@ def _sm100_forward(variant: Variant) -> TuningRow:
     rescale_threshold, max_offset = _rescale(variant.dtype)
     tuning = Tuning(
         tile_m=_TILE_M,
-        tile_n=_TILE_N,
+        tile_n=row.tile_n,
         q_stages=q_stages,
-        kv_stages=_sm100_kv_stages(variant, q_stages),
+        kv_stages=_sm100_kv_stages(variant, q_stages, row.tile_n),
         consumer_warpgroups=q_stages,
         consumer_registers=softmax,
         correction_registers=correction,

@@ -475,6 +475,42 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="fwd_sm100_wide_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((256, 256),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False, True),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False, True),
+                "sink": (False,),
+            }
+        ),
+    ),
+    Kernel(
+        template="fwd_sm100_wide_packed.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("fwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((256, 256),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("varlen", "paged"),
+                "split": (False,),
+                "cta_group": (1,),
+                "deterministic": (False,),
+                "softcap": (False,),
+                "sink": (True,),
+            }
+        ),
+    ),
+    Kernel(
         template="bwd_sm90.py.j2",
         axes=MappingProxyType(
             {
@@ -608,6 +644,11 @@ ON_REQUEST: tuple[Rule, ...] = (
         name="sink-as-models-have-it",
         refuses=lambda v: v.sink and (v.dtype == "fp16" or v.head_dims not in ((64, 64), (128, 128))),
         reason="published models with attention sinks have head_dim 64 or 128, in bf16",
+    ),
+    Rule(
+        name="wide-softcap-on-blackwell",
+        refuses=lambda v: v.softcap and v.arch != "sm90a" and v.op == "fwd" and v.head_dim == 256,
+        reason="with a soft cap, head_dim 256 has packed kernels only on Blackwell: few can use them",
     ),
     Rule(
         name="one-extra-at-a-time",

@@ -66,6 +66,8 @@ def test_hopper_forward_rows(variant_id, tile, consumers, registers):
         ("fwd-sm100a-bf16-hd192x128-causal", (32, 1), (184, 104, 40)),
         ("fwd-sm100a-bf16-hd256-full-2cta", (14, 0), (256, 160, 48)),
         ("fwd-sm100a-bf16-hd256-causal-2cta", (14, 0), (256, 160, 48)),
+        ("fwd-sm100a-bf16-hd256-causal-varlen", (0, 0), (200, 120, 96)),
+        ("fwd-sm103a-fp16-hd256-local-paged-split", (0, 0), (200, 120, 96)),
         ("fwd-sm100a-e4m3-hd128-full-2cta", (10, 1), (160, 72, 120)),
         ("fwd-sm100a-e4m3-hd128-causal", (8, 1), (184, 104, 40)),
         ("fwd-sm100a-e5m2-hd64-full", (16, 1), (168, 96, 80)),
@@ -128,6 +130,7 @@ def test_exp2_is_native_wherever_the_unit_is_fast():
         ("fwd-sm100a-bf16-hd192x128-full-2cta", 6),  # three of 24 and three of 16, of 128
         ("fwd-sm100a-bf16-hd256-full-2cta", 5),  # (224 - 64) / 32, one Q stage, O over Q
         ("fwd-sm100a-bf16-hd128-full-varlen-split", 5),  # rows of O through the memory of Q: (224 - 64) / 32
+        ("fwd-sm100a-bf16-hd256-full-varlen", 5),  # one Q stage and tiles of 64 keys: (224 - 64) / 32
     ],
 )
 def test_stages_that_fit_beside_q_and_o(variant_id, stages):
