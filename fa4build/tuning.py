@@ -18,6 +18,7 @@ from fa4build.tuning_backward import (
     BackwardTuningRow,
     NoTuning,
     Sm100BackwardTuning,
+    Sm100InThreeTuning,
     backward_row_for,
     has_backward_tuning,
 )
@@ -121,7 +122,7 @@ class TuningRow:
     tuning: Tuning
 
 
-AnyTuning = Tuning | BackwardTuning | Sm100BackwardTuning | NoTuning
+AnyTuning = Tuning | BackwardTuning | Sm100BackwardTuning | Sm100InThreeTuning | NoTuning
 WITHOUT_TUNING = ("fwd_combine", "bwd_preprocess", "bwd_postprocess")
 
 

@@ -80,12 +80,39 @@ class Sm100BackwardTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sm100InThreeTuning:
+    """How the kernels of sm100a and sm103a that compute one gradient each are built. Tiles are 128 by 128, of a pair of
+    thread blocks 256 by 128.
+
+    Attributes:
+        slots, dv_slots: operands of 32 KiB that shared memory holds for products to come; dv_slots in the kernel of dV.
+        consumer_registers: registers of each thread that computes P and dS, two warpgroups.
+        producer_registers: of each thread that loads or issues matrix instructions, one warpgroup.
+    """
+
+    slots: int
+    dv_slots: int
+    consumer_registers: int
+    producer_registers: int
+
+    @property
+    def correction_registers(self) -> int:
+        """No role corrects or adds: 0."""
+        return 0
+
+    @property
+    def registers(self) -> int:
+        """Registers of all threads of one thread block: three warpgroups."""
+        return WARPGROUP_THREADS * (2 * self.consumer_registers + self.producer_registers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardTuningRow:
     """A tuning with the name of its row and the source of its numbers, both for `explain` only."""
 
     name: str
     source: str
-    tuning: BackwardTuning | Sm100BackwardTuning
+    tuning: BackwardTuning | Sm100BackwardTuning | Sm100InThreeTuning
 
 
 _MEASURED = "fastest of the candidates of benchmarks/notes_backward_sm90.md on an H200"
@@ -140,17 +167,41 @@ _SM100_WIDE_REGISTERS = {
     (True, True): (176, 112, 48),
 }
 
+_SM100_IN_THREE = {
+    (256, 256): Sm100InThreeTuning(slots=3, dv_slots=5, consumer_registers=216, producer_registers=72),
+}
+_SM100_IN_THREE_SOURCE = (
+    "slots: what 227 KiB hold beside K and V, or K alone; registers: no role spills with ptxas V13.4.59, over all "
+    "masks and types"
+)
+
 
 def has_backward_tuning(variant: Variant) -> bool:
     """Whether there is a row for this variant."""
     if variant.op != "bwd":
         return False
-    return variant.head_dims in (_SM90 if variant.arch == "sm90a" else _sm100_stages(variant))
+    if variant.arch == "sm90a":
+        return variant.head_dims in _SM90
+    return variant.head_dims in _sm100_stages(variant) or _is_in_three(variant)
 
 
 def backward_row_for(variant: Variant) -> BackwardTuningRow:
     """The row that decides how a valid backward variant is built. Contract: has_backward_tuning(variant)."""
-    return _sm90_row(variant) if variant.arch == "sm90a" else _sm100_row(variant)
+    if variant.arch == "sm90a":
+        return _sm90_row(variant)
+    return _in_three_row(variant) if _is_in_three(variant) else _sm100_row(variant)
+
+
+def _is_in_three(variant: Variant) -> bool:
+    return variant.cta_group == 2 and variant.head_dims in _SM100_IN_THREE
+
+
+def _in_three_row(variant: Variant) -> BackwardTuningRow:
+    return BackwardTuningRow(
+        name=f"bwd-{variant.arch}-{spell_head_dims(variant.head_dims)}-2cta",
+        source=_SM100_IN_THREE_SOURCE,
+        tuning=_SM100_IN_THREE[variant.head_dims],
+    )
 
 
 def _sm100_stages(variant: Variant) -> dict[tuple[int, int], tuple[int, int]]:

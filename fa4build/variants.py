@@ -592,6 +592,22 @@ KERNELS: tuple[Kernel, ...] = (
         ),
     ),
     Kernel(
+        template="bwd_sm100_in_three.py.j2",
+        axes=MappingProxyType(
+            {
+                "op": ("bwd",),
+                "arch": ("sm100a", "sm103a"),
+                "dtype": DTYPES_16_BIT,
+                "head_dims": ((256, 256),),
+                "mask": ("full", "causal", "local"),
+                "layout": ("dense", "varlen"),
+                "cta_group": (2,),
+                "deterministic": (False, True),
+                "softcap": (False, True),
+            }
+        ),
+    ),
+    Kernel(
         template="fwd_combine.py.j2",
         axes=MappingProxyType({"op": ("fwd_combine",), "dtype": DTYPES_16_BIT, "sink": (False, True)}),
     ),
@@ -641,14 +657,14 @@ ON_REQUEST: tuple[Rule, ...] = (
         reason="published models with a soft cap have head_dim 128 or 256, in bf16",
     ),
     Rule(
+        name="wide-softcap-on-blackwell",
+        refuses=lambda v: v.softcap and v.arch != "sm90a" and v.head_dim == 256,
+        reason="with a soft cap, head_dim 256 has packed kernels only on Blackwell: few can use them",
+    ),
+    Rule(
         name="sink-as-models-have-it",
         refuses=lambda v: v.sink and (v.dtype == "fp16" or v.head_dims not in ((64, 64), (128, 128))),
         reason="published models with attention sinks have head_dim 64 or 128, in bf16",
-    ),
-    Rule(
-        name="wide-softcap-on-blackwell",
-        refuses=lambda v: v.softcap and v.arch != "sm90a" and v.op == "fwd" and v.head_dim == 256,
-        reason="with a soft cap, head_dim 256 has packed kernels only on Blackwell: few can use them",
     ),
     Rule(
         name="one-extra-at-a-time",
