@@ -1,15 +1,22 @@
 """FlashAttention backward for SM100 and SM103 with two CTAs for 256 keys, which share every matrix instruction.
 
+What the kernels with pairs of CTAs have in common; the order of loads and products, and what lies where, is in
+backward_sm100_pipelined.py (head dimension 128) and backward_sm100_wide.py (192, 128).
+
 As backward_sm100.py, whose compute and store code it uses; each CTA of the pair owns 128 of the keys and their dK and
 dV. What a pair saves: an instruction takes half of operand B from either CTA, so each loads half of Q, dO, K^T for it;
 and dQ of a tile sums over 256 keys at once, so half as much is added to global memory. For that each CTA gets the dS of
 its 64 queries (rank r: queries 64 r .. 64 r + 63) for all 256 keys: half of what a CTA computes goes to the other by a
 copy from shared memory to shared memory.
 
+P takes the first half of S, as soon as all of S is in registers; the second half of S is then reused by another product
+while P is still being computed.
+
 Every barrier that the issuing warp waits for lies in CTA 0, the leader, and counts both CTAs; products are issued by
 the leader alone and their commits arrive in both. Barriers besides those of the one-CTA kernel, or different:
     q, qt, do, dot, k, v, kt: `full` in the leader (bytes of both CTAs); `empty` in either (1).
     lse_full, dpsum_full (1 + bytes), lse_empty, dpsum_empty (8): each CTA's own copy of the per-query vectors.
+    s_read (8, leader): the warps whose half of S is reused have it in registers.
     exchange_full (1 + bytes): the peer's part of dS has landed here. exchange_ready (2, leader): in both CTAs.
     v_landed, kt_landed, q_landed, qt_landed, do_landed, dot_landed (1 + bytes): packed sequences only, each CTA's own;
         the `full` ones then count the arrivals of warp 15 of both CTAs (2).
@@ -37,6 +44,7 @@ from kernels_src.backward_sm100 import (
     NUM_THREADS,
     TILE_M,
     TILE_N,
+    WARP,
     WARPS_PER_GROUP,
     BackwardSm100,
     Problem,
@@ -46,7 +54,8 @@ from kernels_src.backward_sm100 import (
     _retyped,
 )
 from kernels_src.integers import maximum, select
-from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply
+from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply, operand_a_at
+from kernels_src.pipelines import named_barriers
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import packed_tiles, turns
 from kernels_src.softmax import correction
@@ -89,7 +98,7 @@ class Barriers(NamedTuple):
     dq_empty: cute.Pointer
     dv_full: cute.Pointer
     dk_full: cute.Pointer
-    s_read: object
+    s_read: cute.Pointer
     v_landed: object
     kt_landed: object
     q_landed: object
@@ -167,14 +176,16 @@ def _rank():
 
 
 class BackwardSm100TwoCta(BackwardSm100):
-    """Backward attention with pairs of CTAs, one specialization; arguments as BackwardSm100, but no stages.
+    """Backward attention with pairs of CTAs; arguments as BackwardSm100, but no stages.
 
-    head_dim = head_dim_v = 128.
+    A kernel adds its plan of tensor memory (`_plan_tmem`) and of the queries in shared memory (`_allocate_queries`),
+    and its roles of the warps that load (`_load_role`, `_tail_role`) and issue products (`_mma_role`).
     """
 
     cluster_keys = PAIR_N
+    probability_step = HALF // 2  # P takes the first half of S
     dq_columns = FRAGMENT  # of dQ that a reducing warp stages at a time
-    reuses_scores = False  # whether dP takes columns of S that must have been read
+    hands_over_late = False  # whether a tile of dQ is handed over only when the next one is in registers
 
     def __init__(self, **arguments):
         super().__init__(q_stages=1, do_stages=1, **arguments)
@@ -451,11 +462,6 @@ class BackwardSm100TwoCta(BackwardSm100):
             dpsum=vector(),
         )
 
-    def _allocate_queries(self, tile, layouts):
-        """Q, Q^T, dO, dO^T, dQ."""
-        queries = (tile(layout, self.dtype) for layout in (layouts.q, layouts.q_t, layouts.do, layouts.do_t))
-        return (*queries, tile(layouts.dq, Float32))
-
     def _barrier_counts(self):
         """(number of barriers, arrivals a phase) for each field of Barriers."""
         once = (1, 1)
@@ -464,7 +470,7 @@ class BackwardSm100TwoCta(BackwardSm100):
         from_compute = (1, PAIR * COMPUTE_WARPS)
         return (
             once, *[loaded] * 2, *[loaded, once] * 4, *vectors, *[once, from_compute] * 2, once, (1, PAIR),
-            once, (1, PAIR * WARPS_PER_GROUP), once, once, (int(self.reuses_scores), PAIR * WARPS_PER_GROUP),
+            once, (1, PAIR * WARPS_PER_GROUP), once, once, (1, PAIR * WARPS_PER_GROUP),
             *[(int(self.is_packed), 1)] * 6,
         )  # fmt: skip
 
@@ -505,30 +511,6 @@ class BackwardSm100TwoCta(BackwardSm100):
             arch.mbarrier_arrive(barrier, LEADER)
 
     # --- load -------------------------------------------------------------------------------------------------------
-
-    @cute.jit
-    def _load_role(self, bars, maps, shared, dpsum, lse_log2, problem, work):
-        """Warp 13 of either CTA: its halves of everything. Bytes of both CTAs complete the leader's barriers."""
-        pair = self._cluster_tile(work.n_block)
-        k, k_t, v = self._key_copies(maps, shared, work)
-        step, phase = self._first_step(problem, work), Int32(0)
-        remaining = work.num_steps
-        while remaining > 0:
-            is_first = remaining == work.num_steps
-            if is_first:
-                self._load_k(bars, maps, k, pair)
-            self._load_q(bars, maps, shared, step, work, bars.q_empty, phase ^ 1)
-            self._load_vector(bars.lse_full, bars.lse_empty, lse_log2, shared.lse_log2, step, work, phase)
-            if is_first:
-                self._load_v(bars, maps, v, pair)
-            self._load_do(bars, maps, shared, step, work, bars.do_empty, phase ^ 1)
-            self._load_do_t(bars, maps, shared, step, work, bars.dot_empty, phase ^ 1)
-            self._load_vector(bars.dpsum_full, bars.dpsum_empty, dpsum, shared.dpsum, step, work, phase)
-            self._load_q_t(bars, maps, shared, step, work, bars.qt_empty, phase ^ 1)
-            if is_first:
-                self._load_k_t(bars, maps, k_t, pair)
-            step, phase = self._next_step(step, work), phase ^ 1
-            remaining = remaining - 1
 
     def _key_copies(self, maps, shared, work):
         """(tiles, target) of this CTA's 128 rows of K, of its half of the columns of all 256, and of its rows of V."""
@@ -623,25 +605,6 @@ class BackwardSm100TwoCta(BackwardSm100):
 
     # --- rows behind a sequence -------------------------------------------------------------------------------------
 
-    @cute.jit
-    def _tail_role(self, bars, shared, problem, work):
-        """Warp 15 of either CTA: zeros to rows behind the sequence of all but K, whose scores there are masked, in the
-        order in which they are loaded."""
-        step, phase = self._first_step(problem, work), Int32(0)
-        remaining = work.num_steps
-        while remaining > 0:
-            is_first = remaining == work.num_steps
-            self._end_q(bars, shared, step, work, phase)
-            if is_first:
-                self._end_v(bars, shared, work)
-            self._end_do(bars, shared, step, work, phase)
-            self._end_do_t(bars, shared, step, work, phase)
-            self._end_q_t(bars, shared, step, work, phase)
-            if is_first:
-                self._end_k_t(bars, shared, work)
-            step, phase = self._next_step(step, work), phase ^ 1
-            remaining = remaining - 1
-
     def _end_v(self, bars, shared, work):
         keys = work.seqlen_k - work.n_block * TILE_N
         self._end_part(bars, "v", shared.v, keys, self.head_dim_v, TILE_N, Int32(0))
@@ -674,33 +637,6 @@ class BackwardSm100TwoCta(BackwardSm100):
     # --- matrix products --------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _mma_role(self, bars, shared, tmem, work):
-        """Warp 12 of the leader: the order of products of the one-CTA kernel."""
-        turn, accumulate = Int32(0), cutlass.Boolean(False)
-        arch.mbarrier_wait(bars.k_full, 0)
-        self._pair_scores(bars, shared, tmem, turn)
-        arch.mbarrier_wait(bars.v_full, 0)
-        self._pair_dp(bars, shared, tmem, turn)
-        self._pair_dv(bars, shared, tmem, turn, accumulate)
-        arch.mbarrier_wait(bars.kt_full, 0)
-        remaining = work.num_steps - 1
-        while remaining > 0:
-            self._pair_scores(bars, shared, tmem, turn + 1)
-            self._pair_dk(bars, shared, tmem, turn, accumulate)
-            self._pair_dq(bars, shared, tmem, turn)
-            accumulate = cutlass.Boolean(True)
-            arch.mbarrier_wait(bars.dq_empty, turn & 1)
-            fence_after_wait()
-            turn = turn + 1
-            self._pair_dp(bars, shared, tmem, turn)
-            self._pair_dv(bars, shared, tmem, turn, accumulate)
-            remaining = remaining - 1
-        _commit(bars.dv_full)
-        self._pair_dk(bars, shared, tmem, turn, accumulate)
-        _commit(bars.dk_full)
-        self._pair_dq(bars, shared, tmem, turn)
-
-    @cute.jit
     def _pair_scores(self, bars, shared, tmem, turn):
         mma = self._mma_scores()
         arch.mbarrier_wait(bars.q_full, turn & 1)
@@ -722,11 +658,14 @@ class BackwardSm100TwoCta(BackwardSm100):
 
     @cute.jit
     def _pair_dv(self, bars, shared, tmem, turn, accumulate):
+        mma = self._mma_accumulate(self.head_dim_v)
         arch.mbarrier_wait(bars.dot_full, turn & 1)
         arch.mbarrier_wait(bars.p_ready, turn & 1)
         fence_after_wait()
-        slot = Cursor(Int32(0), Int32(0))
-        self._multiply_halves(tmem, self.tmem.dv, self.tmem.scores, shared.do_t, self.head_dim_v, slot, accumulate)
+        target = accumulator_at(mma, (PAIR_N, self.head_dim_v), tmem, self.tmem.dv)
+        weights = operand_a_at(mma, (PAIR_N, TILE_M), tmem, self.tmem.scores, self.dtype)
+        fO = mma.make_fragment_B(shared.do_t)
+        multiply(mma, target, weights, fO[None, None, None, 0], 0, TILE_M // 16, accumulate)
         _commit(bars.dot_empty)
 
     @cute.jit
@@ -787,6 +726,19 @@ class BackwardSm100TwoCta(BackwardSm100):
         with arch.elect_one():
             arch.cp_async_bulk_wait_group(0, read=False)
 
+    @cute.jit
+    def _scores_are_read(self, bars, row, half):
+        """P of the second half of the queries goes where the warp with the same keys reads S of the first half; what
+        the second half lies in is free for another product."""
+        barrier = named_barriers.turn_barrier(arch.make_warp_uniform(row // WARP))
+        fence_before_arrive()
+        if half == 0:
+            arch.barrier_arrive(barrier_id=barrier, number_of_threads=2 * WARP)
+        else:
+            self._arrive_mma(bars.s_read)
+            arch.barrier(barrier_id=barrier, number_of_threads=2 * WARP)
+            fence_after_wait()
+
     def _ds_rows(self, shared, half):
         """This CTA's own queries: in place, behind the keys of lower rank. The other's: where it is sent from."""
         rank = _rank()
@@ -846,7 +798,7 @@ class BackwardSm100TwoCta(BackwardSm100):
         while turn < work.num_steps:
             arch.mbarrier_wait(bars.dq_full, turn & 1)
             fence_after_wait()
-            if const_expr(self.deterministic):
+            if const_expr(self.deterministic and not self.hands_over_late):
                 if is_adding & (turn > 0):
                     self._end_turn(counter)
             load, source = correction.row_copies(self._columns_at(tmem, self.tmem.dq, columns), FRAGMENT, row, False)
@@ -858,6 +810,9 @@ class BackwardSm100TwoCta(BackwardSm100):
             self._arrive_mma(bars.dq_empty)
             if is_adding:
                 if const_expr(self.deterministic):
+                    if const_expr(self.hands_over_late):
+                        if turn > 0:
+                            self._end_turn(counter)
                     counter = self._counter(dq_semaphore, step, work)
                     turns.wait_turn(counter, PAIR * WARPS_PER_GROUP * self._rank(step.m_block, work, problem))
                 target = self._tiles_of(

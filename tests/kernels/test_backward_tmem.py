@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from kernels_src.memory.pair_tmem import pipelined_backward_tmem
 from kernels_src.memory.tmem_layout import TMEM_COLUMNS, backward_tmem, wide_backward_tmem
 
 
@@ -61,3 +62,24 @@ def test_heads_too_wide_for_two_ctas_are_refused():
     """(256, 256): 256 + 256 + 192 = 704."""
     with pytest.raises(ValueError, match="head_dim 256 and head_dim_v 256 need 704 tensor-memory columns"):
         wide_backward_tmem(128, 256, 256)
+
+
+def test_pipelined_heads_with_two_ctas():
+    """128, a CTA: all 512 columns for S, dP, dV and dK. dQ, 128 / 2 columns, beside P, half as wide as S, at the same
+    place; both only where S was."""
+    plan = pipelined_backward_tmem(128, 128, 128)
+    others = [(plan.dprobabilities, 128), (plan.dv, 128), (plan.dk, 128)]
+    p, dq = (plan.scores, 64), (plan.dq, 64)
+
+    assert plan.scores <= plan.dq
+    assert plan.dq + 64 <= plan.scores + 128
+    for areas in ([(plan.scores, 128), *others], [p, dq, *others]):
+        assert all(begin + size <= TMEM_COLUMNS == plan.num_columns for begin, size in areas)
+        for (begin, size), (other, other_size) in itertools.combinations(areas, 2):
+            assert begin + size <= other or other + other_size <= begin
+
+
+def test_dq_wider_than_half_of_the_scores_is_refused():
+    """Of a head of 160 a CTA has 80 columns of dQ; tiles of 128 queries leave 64."""
+    with pytest.raises(ValueError, match="dQ of head_dim 160 needs 80 columns, half of S has 64"):
+        pipelined_backward_tmem(128, 160, 64)
