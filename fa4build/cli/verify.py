@@ -42,7 +42,9 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 )
 @click.option("--fresh", is_flag=True, help="Simulate also what has passed before and has not changed.")
 @click.option(
-    "--keep", is_flag=True, help="Also add what is proven in the simulator to evidence/ of the checkout, to commit it."
+    "--keep",
+    is_flag=True,
+    help="With --simulate: add proofs to evidence/ of the checkout, to be committed; those there are not made again.",
 )
 @click.option(
     "--timeout",
@@ -63,7 +65,7 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 @click.option(
     "--evidence-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where --device and --keep write, and where proofs are known from. Default: evidence/ of the checkout.",
+    help="Where --device and --keep write. Default: evidence/ of the checkout.",
 )
 @cache_dir_option
 @json_option
@@ -118,10 +120,13 @@ def command(
             raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
-    from fa4build.release import committed_evidence
     from fa4build.verify import Options, built_variants, family_kernels, keep_simulated, verify
     from fa4build.verify_static import BASELINE_DIR
 
+    family = family_named(family_name)
+    if keep and not (simulate and family.name == DEFAULT):
+        raise click.UsageError("--keep goes with --simulate, of kernels of fa4.")
+    keep_in = _evidence_dir(evidence_dir) if keep else None
     options = Options(
         static=static or update_baseline or not simulate,
         simulate=simulate or not (static or update_baseline),
@@ -132,12 +137,8 @@ def command(
         nvdisasm=find_nvdisasm() if as_json else None,  # shown there alone
         update_baseline=update_baseline,
         baseline_dir=baseline_dir or BASELINE_DIR,
-        evidence_dirs=committed_evidence() if evidence_dir is None else (evidence_dir,),
+        evidence_dirs=(keep_in,) if keep_in else (),
     )
-    family = family_named(family_name)
-    keep_in = _evidence_dir(evidence_dir) if keep else None
-    if keep and (family.name != DEFAULT or not options.simulate):
-        raise click.UsageError("--keep keeps what --simulate proves of kernels of fa4; leave out the other options.")
     chosen = built_variants(arches, globs) if family.name == DEFAULT else family_kernels(family, arches, globs)
     with _progress() as tell:
         report = verify(chosen, cache, options, tell, family=family)
