@@ -312,7 +312,8 @@ def updated_baseline(old: Baseline, measured: Mapping[str, StaticFigures], known
     Args:
         known: ids that exist; rows of others are dropped.
     """
-    kept = {name: row for name, row in old.items() if name in set(known)}
+    known = set(known)
+    kept = {name: row for name, row in old.items() if name in known}
     new = {name: {figure: n for figure, n in figures.flat().items() if n} for name, figures in measured.items()}
     return dict(sorted({**kept, **new}.items()))
 
