@@ -207,7 +207,7 @@ def test_a_baseline_reads_back_as_written(tmp_path):
 
 def test_an_update_replaces_measured_rows_keeps_others_and_drops_what_no_longer_exists():
     """`old` was measured before, `gone` is in no matrix any more. `known` may be read only once."""
-    before = {"old": {"registers": 128}, "gone": {"registers": 128}, "new": {"registers": 255}}
+    before = {"gone": {"registers": 128}, "old": {"registers": 128}, "new": {"registers": 255}}
     after = updated_baseline(before, {"new": RIGHT}, known=iter(("new", "old")))
 
     assert after == {"old": {"registers": 128}, "new": BASELINE}
