@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 from fa4_kernels import loader, packs
 
+from fa4build.arch import arch_named
 from fa4build.codegen.compile import compile_kernel
 from fa4build.codegen.plan_json import plan_to_json
 from fa4build.codegen.plan_values import BytesParam, Launch, TensorMapParam
@@ -119,4 +120,5 @@ def _pack(directory, name, cubin):
         launch["kernel"]: [128 if p["kind"] == "tmap" else p["size"] for p in launch["params"]]
         for launch in document["launches"]
     }
-    return write_pack(directory, [name], plan=document, cubin=fake_cubin(**sizes))
+    target = arch_named(parse_variant(name).arch).target
+    return write_pack(directory, [name], target=target, plan=document, cubin=fake_cubin(**sizes))

@@ -28,6 +28,7 @@ IDS = (
     "bwd-sm90a-bf16-hd64-full",
     "bwd_postprocess-sm90a-bf16-hd64",
 )
+BLACKWELL_IDS = ("fwd-sm100a-bf16-hd256-causal-paged-split", "fwd_combine-sm100a-bf16-hd256")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,16 @@ def cubins(tmp_path_factory):
 @pytest.fixture
 def runtime(launcher, fake, tmp_path, cubins):
     made = SimulatedRuntime(cubins, tmp_path, fake)
+    loader.use_runtime(made)
+    yield made
+    loader.use_runtime(None)
+
+
+@pytest.fixture
+def blackwell(launcher, fake, tmp_path, tmp_path_factory):
+    """The same on a device of compute capability 10.0, with kernels of head_dim 256."""
+    fake.set_capability(10, 0)
+    made = SimulatedRuntime(compile_variants(BLACKWELL_IDS, tmp_path_factory.mktemp("compile")), tmp_path, fake)
     loader.use_runtime(made)
     yield made
     loader.use_runtime(None)
@@ -74,6 +85,21 @@ def test_decoding_over_pages_in_parts(runtime):
     for b, rows in enumerate((keys[:100], keys[100:])):
         close(out[b], attention(q[b].double(), rows.double(), rows.double())[0])
     assert names(runtime) == ["fwd-sm90a-bf16-hd64-full-paged-split", "fwd_combine-sm90a-bf16-hd64"]
+
+
+def test_decoding_of_head_dim_256_on_blackwell(blackwell):
+    """Three queries a sequence, the last of them see all keys; pages of 16 rows, two parts and their merge."""
+    q, cache = drawn(2, 3, 2, 256), torch.full((10, 16, 1, 256), math.nan, dtype=torch.bfloat16)
+    keys, table = drawn(90, 1, 256, seed=1), torch.full((2, 5), 2**31 - 1, dtype=torch.int32)
+    table[0], table[1, 0] = ints(7, 2, 9, 4, 0), 5
+    for row, key in enumerate(keys[:80]):
+        cache[table[0, row // 16], row % 16] = key
+    cache[5, :10] = keys[80:]
+    out, _ = fa4_kernels.flash_attn_with_kvcache(q, cache, cache, ints(80, 10), table, causal=True, num_splits=2)
+
+    for b, rows in enumerate((keys[:80], keys[80:])):
+        close(out[b], attention(q[b].double(), rows.double(), rows.double(), causal=True)[0])
+    assert names(blackwell) == list(BLACKWELL_IDS)
 
 
 def test_a_sink_and_its_gradient(runtime):
