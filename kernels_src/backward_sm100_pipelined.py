@@ -111,6 +111,7 @@ class BackwardSm100Pipelined(BackwardSm100TwoCta):
         self._pair_scores(bars, shared, tmem, turn)
         arch.mbarrier_wait(bars.v_full, 0)
         self._pair_dp(bars, shared, tmem, turn)
+        arch.mbarrier_wait(bars.s_read, 0)
         self._pair_dv(bars, shared, tmem, turn, accumulate)
         arch.mbarrier_wait(bars.kt_full, 0)
         remaining = work.num_steps - 1
