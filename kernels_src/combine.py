@@ -1,21 +1,33 @@
 """Merges the partial results of split keys: out = sum_s 2^(lse_s - lse) out_s, in float32. Runs on every target.
 
-A row belongs to `lanes_per_row` neighbouring lanes. They share out the splits' log-sum-exps to find the total one, then
-walk the splits together, each lane summing its own columns. Bound by memory: every partial result is read once.
-Splits that saw no key (lse = -inf) are skipped, not multiplied: their partial results were never written.
+A row belongs to `lanes_per_row` neighbouring lanes. They share out the splits' log-sum-exps to find the total one and
+each split's weight, then walk the splits together, each lane summing its own columns. Every partial result is read
+once, several at a time, since few rows leave a multiprocessor little else to do while it waits. Of splits that saw no
+key (lse = -inf) nothing is read: their partial results were never written. In their place another split is read once
+more and weighs nothing, so that no branch stands between the loads.
+
+The kernel starts while the one before still runs (programmatic dependent launch), and waits for its end before it
+reads. The next one, if launched so, may start at once.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
 
+from kernels_src.integers import select
 from kernels_src.softmax import sink as attention_sink
 from kernels_src.softmax.online_softmax import LN_2, LOG2_E
 
 NUM_THREADS = 256
 ELEMENTS = 4  # float32 elements of one 16-byte load
+LOADED = 32  # registers that loads in flight fill at most
 _WARP = 32
+
+
+def _power_of_two(limit: int) -> int:
+    """The largest up to `limit`."""
+    return 1 << (limit.bit_length() - 1)
 
 
 def lanes_per_row(head_dim_v: int) -> int:
@@ -36,6 +48,7 @@ class Combine:
     def __init__(self, *, symbol: str, dtype, head_dim_v: int):
         self.dtype, self.head_dim_v = dtype, head_dim_v
         self.lanes = lanes_per_row(head_dim_v)
+        self.splits_at_once = _power_of_two(min(self.lanes, LOADED * self.lanes // head_dim_v))
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
     @cute.jit
@@ -55,6 +68,7 @@ class Combine:
         self.kernel(out_partial, lse_partial, out, lse, sink, by_heads).launch(
             grid=(cute.ceil_div(seqlen_q * num_heads, rows_per_cta), batch, 1),
             block=(NUM_THREADS, 1, 1),
+            use_pdl=True,
             stream=stream,
         )
 
@@ -75,6 +89,8 @@ class Combine:
         row = block * (NUM_THREADS // self.lanes) + thread // self.lanes
         query, head = divmod(cutlass.min(row, num_rows - 1), by_heads)
         lane = thread % self.lanes
+        arch.griddepcontrol_launch_dependents()
+        arch.griddepcontrol_wait()  # from here on memory is read and written
         values = cute.make_rmem_tensor(self.head_dim_v // self.lanes, Float32)
         lse_rows, out_rows = lse_partial[None, batch, head, query], out_partial[None, batch, query, head, None]
         reference, total = self._total(lse_rows, lane)
@@ -117,18 +133,42 @@ class Combine:
     @cute.jit
     def _sum(self, values, out_rows, lse_rows, reference, lane):
         """values = this lane's columns of sum over splits of 2^(lse - reference) * partial result."""
+        num_splits, first_lane = lse_rows.shape[0], arch.lane_idx() - lane
         values.fill(0.0)
-        for split in cutlass.range(lse_rows.shape[0], unroll=2):
-            lse_log2 = lse_rows[split] * LOG2_E
-            if lse_log2 != -Float32.inf:
-                weight = arch.exp2(lse_log2 - reference)
-                for piece in cutlass.range_constexpr(cute.size(values) // ELEMENTS):
-                    part = cute.make_rmem_tensor(ELEMENTS, Float32)
-                    place = piece * self.lanes + lane
-                    cute.autovec_copy(cute.local_tile(out_rows[split, None], (ELEMENTS,), (place,)), part)
-                    for i in cutlass.range_constexpr(ELEMENTS):
-                        index = piece * ELEMENTS + i
-                        values[index] = values[index] + weight * part[i]
+        for first in cutlass.range(0, num_splits, self.lanes, unroll=1):
+            weight = Float32(0.0)
+            if first + lane < num_splits:
+                weight = self._weight(lse_rows[first + lane] * LOG2_E, reference)
+            weighty = arch.vote_ballot_sync(weight != 0.0)
+            if const_expr(self.lanes < _WARP):
+                weighty = (weighty >> first_lane) & ((1 << self.lanes) - 1)
+            source = first + select(weight != 0.0, lane, _lowest(weighty))
+            for begin in cutlass.range(0, cutlass.min(self.lanes, num_splits - first), self.splits_at_once, unroll=1):
+                lanes = [first_lane + begin + i for i in range(self.splits_at_once)]
+                splits, weights = ([arch.shuffle_sync(x, i) for i in lanes] for x in (source, weight))
+                parts = cute.make_rmem_tensor((cute.size(values), self.splits_at_once), Float32)
+                parts.fill(0.0)
+                if weighty != 0:
+                    self._load(parts, out_rows, splits, lane)
+                arch.sync_warp()  # keeps the sums, and with them the waiting, behind the last load
+                for i in cutlass.range_constexpr(self.splits_at_once):
+                    for j in cutlass.range_constexpr(cute.size(values)):
+                        values[j] = values[j] + weights[i] * parts[j, i]
+
+    @cute.jit
+    def _weight(self, lse_log2, reference):
+        """2^(lse - reference), 0 of a split without keys."""
+        weight = Float32(0.0)
+        if lse_log2 != -Float32.inf:
+            weight = arch.exp2(lse_log2 - reference)
+        return weight
+
+    def _load(self, parts, out_rows, splits, lane):
+        """This lane's columns of some splits."""
+        for i, split in enumerate(splits):
+            for piece in range(cute.size(parts, mode=[0]) // ELEMENTS):
+                place = cute.local_tile(out_rows[split, None], (ELEMENTS,), (piece * self.lanes + lane,))
+                cute.autovec_copy(place, cute.local_tile(parts[None, i], (ELEMENTS,), (piece,)))
 
     @cute.jit
     def _store(self, values, out_row, lane):
@@ -137,3 +177,8 @@ class Combine:
             for i in cutlass.range_constexpr(ELEMENTS):
                 converted[i] = values[piece * ELEMENTS + i].to(self.dtype)
             cute.autovec_copy(converted, cute.local_tile(out_row, (ELEMENTS,), (piece * self.lanes + lane,)))
+
+
+def _lowest(bits):
+    """Number of the lowest bit that is set; 32 if there is none."""
+    return Int32(arch.popc((bits - 1) & ~bits))

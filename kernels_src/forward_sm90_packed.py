@@ -4,7 +4,8 @@ Products and softmax are those of forward_sm90; here is how tiles are found, fil
 (query, head of the group), so a group's heads share one pass over the keys. Warp 0 finds the tile and streams keys and
 values by TMA; the other warps of its warpgroup find it too, gather the rows of Q, and leave a notice of the tile in
 shared memory for the consumers, who never search. With `split`, a CTA visits its share of a tile's blocks and writes
-float32 partial results, to be merged by `combine`.
+float32 partial results, to be merged by `combine`. Decoding is such short kernels in a row, so those with `split` start
+while the kernel before ends (programmatic dependent launch).
 """
 
 from typing import NamedTuple
@@ -158,7 +159,7 @@ class ForwardSm90Packed(ForwardSm90):
             tiles = cute.ceil_div(tiles, longest_first.TILES_PER_CTA)
         results = (out_partial, lse_partial) if const_expr(self.split) else (out, lse)
         self.kernel(q, *results, self._copies(k, v), problem).launch(
-            grid=(tiles, num_splits, 1), block=(self.roles.threads, 1, 1), stream=stream
+            grid=(tiles, num_splits, 1), block=(self.roles.threads, 1, 1), use_pdl=self.split, stream=stream
         )
 
     def _copies(self, k, v) -> Copies:
@@ -202,6 +203,8 @@ class ForwardSm90Packed(ForwardSm90):
                         arch.mbarrier_init(ring.empty + stage, self.counts.tile_empty)
                 arch.mbarrier_init(values.full + self._tail_barrier(), self.counts.tile_full)
         arch.mbarrier_init_fence()
+        if const_expr(self.split):
+            arch.griddepcontrol_wait()  # from here on memory is read and written
         arch.sync_threads()
         group = arch.make_warp_uniform(warp // 4)
         if group == 0:
@@ -369,6 +372,9 @@ class ForwardSm90Packed(ForwardSm90):
                         copies, values, v_at, tail_phase, work, work.end - 1 - i, problem
                     )
                 v_at, tail_phase = self._load_values(copies, values, v_at, tail_phase, work, work.begin, problem)
+        if const_expr(self.split):
+            # Not earlier: blocks of `combine` would gather on the few multiprocessors that are free by then.
+            arch.griddepcontrol_launch_dependents()
 
     @cute.jit
     def _load_keys(self, copies: Copies, keys: Ring, at: Cursor, work: PackedWork, block, problem):

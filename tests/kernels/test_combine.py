@@ -84,3 +84,11 @@ def test_partial_results_merge_to_the_whole(built, shape):
     np.testing.assert_array_equal(np.isneginf(got_lse), np.isneginf(ref_lse))
     finite = np.isfinite(ref_lse)
     np.testing.assert_allclose(got_lse[finite], ref_lse[finite], rtol=1e-5, atol=1e-5)
+
+
+def test_it_starts_before_the_kernel_in_front_ends_and_reads_nothing_until_then(built):
+    """What it merges was written by that kernel."""
+    _, cubin = built
+    (launch,) = cubin.plan.launches
+    assert launch.pdl
+    assert cubin.ptx.index("griddepcontrol.wait;") < min(cubin.ptx.index(x) for x in ("ld.global", "st.global"))

@@ -61,6 +61,17 @@ def test_keys_come_by_tensor_copies_and_queries_by_rows(built):
     assert stores in cubin.ptx
 
 
+def test_kernels_for_split_keys_start_before_the_one_in_front_ends(built):
+    """Launched so, they read and write nothing before it has ended; other kernels are launched the plain way."""
+    variant, _, cubin = built
+    (launch,) = cubin.plan.launches
+    wait = cubin.ptx.find("griddepcontrol.wait;")
+    assert launch.pdl == (wait >= 0) == variant.split
+    if variant.split:
+        assert re.search(r"(ld|st|red)\.global|cp\.async", cubin.ptx).start() > wait
+        assert cubin.ptx.index("griddepcontrol.launch_dependents;") > wait
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
