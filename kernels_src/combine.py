@@ -68,6 +68,7 @@ class Combine:
         self.kernel(out_partial, lse_partial, out, lse, sink, by_heads).launch(
             grid=(cute.ceil_div(seqlen_q * num_heads, rows_per_cta), batch, 1),
             block=(NUM_THREADS, 1, 1),
+            min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
         )
