@@ -147,15 +147,19 @@ def _counts_by_class(opcodes: Iterable[str]) -> dict[str, int]:
 
 
 def tmem_columns(ptx: str) -> int:
-    """Tensor memory columns that all `tcgen05.alloc` of the text ask for together.
+    """Tensor memory columns that all `tcgen05.alloc` of an entry ask for together; of several entries, the most.
 
-    Raises: SimulationError when a size is neither a literal nor a register that is set once, to a literal.
+    Raises: SimulationError when a size is neither a literal nor a register that its entry sets once, to a literal.
     """
+    return max(_entry_tmem_columns(entry) for entry in ptx.split(".entry"))
+
+
+def _entry_tmem_columns(entry: str) -> int:
     total = 0
-    for operand in re.findall(r"tcgen05\.alloc[\w.:]*\s+\[[^\]]*\],\s*([%\w]+)", ptx):
+    for operand in re.findall(r"tcgen05\.alloc[\w.:]*\s+\[[^\]]*\],\s*([%\w]+)", entry):
         literal = operand
         if operand.startswith("%"):
-            values = re.findall(rf"mov\.[bus]32\s+{re.escape(operand)},\s*([^;\s]+);", ptx)
+            values = re.findall(rf"mov\.[bus]32\s+{re.escape(operand)},\s*([^;\s]+);", entry)
             literal = values[0] if len(values) == 1 else operand
         if not literal.isdigit():
             raise SimulationError(f"tcgen05.alloc of {operand} columns: the number is not a literal; write it as one.")

@@ -189,6 +189,13 @@ def test_tensor_memory_columns_are_read_through_the_register_that_holds_them():
     assert tmem_columns(literal) == 256
 
 
+def test_tensor_memory_of_several_entries_is_that_of_the_greediest():
+    """They run one after the other, and each has registers of its own: the same name is another one."""
+    entry = ".visible .entry k_{0}() {{ mov.b32 %r1, {1}; tcgen05.alloc.cta_group::1.sync.aligned.b32 [%r9], %r1; }}"
+
+    assert tmem_columns(entry.format(0, 256) + entry.format(1, 512) + entry.format(2, 128)) == 512
+
+
 def test_an_allocation_of_unknown_size_is_an_error_not_zero():
     """The number comes from memory."""
     with pytest.raises(SimulationError, match="not a literal"):
