@@ -1,4 +1,4 @@
-"""FlashAttention backward for SM100 and SM103 with two CTAs for heads too wide for backward_sm100_two_cta's plan.
+"""FlashAttention backward for SM100 and SM103 with two CTAs for heads too wide for backward_sm100_pipelined's plan.
 
 With head dimensions (192, 128) dV and dK take 320 columns of tensor memory, and S, dP and dQ share the other 192: see
 memory/tmem_layout.py. So one tile of queries is done after the other, and dP of a tile follows its S as soon as S is in
@@ -18,13 +18,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute import arch
 
-from kernels_src.backward_sm100 import HALF, TILE_M, _retyped
-from kernels_src.backward_sm100_two_cta import PAIR_N, BackwardSm100TwoCta, _commit
+from kernels_src.backward_sm100 import TILE_M, _retyped
+from kernels_src.backward_sm100_two_cta import BackwardSm100TwoCta, _commit
 from kernels_src.memory.tmem_layout import wide_backward_tmem
-from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply, operand_a_at
-from kernels_src.pipelines import named_barriers
-
-WARP = 32
+from kernels_src.mma.umma import fence_after_wait
 
 
 class BackwardSm100Wide(BackwardSm100TwoCta):
@@ -34,8 +31,6 @@ class BackwardSm100Wide(BackwardSm100TwoCta):
     """
 
     dq_columns = 16  # two KiB a warp, what shared memory has left
-    probability_step = HALF // 2  # P takes the first half of S
-    reuses_scores = True
 
     def _plan_tmem(self):
         return wide_backward_tmem(TILE_M, self.head_dim, self.head_dim_v)
@@ -118,30 +113,3 @@ class BackwardSm100Wide(BackwardSm100TwoCta):
                 arch.mbarrier_wait(bars.dq_empty, turn & 1)
                 fence_after_wait()
             turn = turn + 1
-
-    @cute.jit
-    def _pair_dv(self, bars, shared, tmem, turn, accumulate):
-        mma = self._mma_accumulate(self.head_dim_v)
-        arch.mbarrier_wait(bars.dot_full, turn & 1)
-        arch.mbarrier_wait(bars.p_ready, turn & 1)
-        fence_after_wait()
-        target = accumulator_at(mma, (PAIR_N, self.head_dim_v), tmem, self.tmem.dv)
-        weights = operand_a_at(mma, (PAIR_N, TILE_M), tmem, self.tmem.scores, self.dtype)
-        fO = mma.make_fragment_B(shared.do_t)
-        multiply(mma, target, weights, fO[None, None, None, 0], 0, TILE_M // 16, accumulate)
-        _commit(bars.dot_empty)
-
-    # --- compute ----------------------------------------------------------------------------------------------------
-
-    @cute.jit
-    def _scores_are_read(self, bars, row, half):
-        """P of the second half goes where the warp with the same keys reads the first half of S; dP goes where the
-        second half lies."""
-        barrier = named_barriers.turn_barrier(arch.make_warp_uniform(row // WARP))
-        fence_before_arrive()
-        if half == 0:
-            arch.barrier_arrive(barrier_id=barrier, number_of_threads=2 * WARP)
-        else:
-            self._arrive_mma(bars.s_read)
-            arch.barrier(barrier_id=barrier, number_of_threads=2 * WARP)
-            fence_after_wait()
