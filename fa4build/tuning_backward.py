@@ -22,6 +22,7 @@ class BackwardTuning:
         tile_m: query rows of a tile. 64: the consumers split the columns of dQ, 128: its rows.
         q_stages, dout_stages: tiles of Q and of dO that shared memory holds.
         dscores_stages: tiles of dS that shared memory holds; with 2 the consumers meet once a tile, with 1 twice.
+        dscores_by_keys: dS lies in shared memory contiguous along keys, else along queries.
         overlaps_dk: the product for dK runs on into the next tile.
         dq_chunk: columns of dQ that a consumer hands over at a time, 0 for its whole share.
         dv_q_stages, dv_dout_stages: of the kernel that computes dV alone, where dV has one of its own; else 0.
@@ -33,6 +34,7 @@ class BackwardTuning:
     q_stages: int
     dout_stages: int
     dscores_stages: int
+    dscores_by_keys: bool
     overlaps_dk: bool
     dq_chunk: int
     dv_q_stages: int
@@ -236,6 +238,8 @@ def _sm90_row(variant: Variant) -> BackwardTuningRow:
         q_stages=row.stages[0],
         dout_stages=row.stages[1],
         dscores_stages=row.stages[2],
+        # On an H200 2 to 3 % faster there, and 1 to 2 % slower without a mask.
+        dscores_by_keys=variant.head_dims == (128, 128) and variant.mask == "causal" and not variant.softcap,
         overlaps_dk=False,
         dq_chunk=row.dq_chunk,
         dv_q_stages=row.dv_stages[0],

@@ -538,8 +538,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "layout": ("dense", "varlen"),
                 "cta_group": (1,),
                 "deterministic": (False, True),
-                # With a soft cap registers spill at head_dim 256.
-                "softcap": (False,),
+                "softcap": (False, True),
             }
         ),
     ),

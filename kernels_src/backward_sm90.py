@@ -44,6 +44,7 @@ DENSE, VARLEN = "dense", "varlen"
 PIECE = 8  # elements of a 16-byte store
 NOTHING, ZEROS, WORK = 0, 1, 2
 NEVER = 1 << 30
+WIDEST_BESIDE_CAP = 192  # columns of dK beside which registers suffice for dP, dQ and what a soft cap needs
 
 
 class Problem(NamedTuple):
@@ -159,6 +160,7 @@ class BackwardSm90:
         tile_m: query rows of a tile, 64 or 128. 64: the consumers split the columns of dQ, else its rows.
         q_stages, dout_stages: tiles of Q and of dO in flight. dscores_stages: 1 or 2; with 1 the consumers meet twice a
             tile.
+        dscores_by_keys: dS lies in shared memory contiguous along keys, over which dQ sums, else along queries.
         overlaps_dk: the product for dK reads dS from shared memory and is waited for in the next step; else it reads
             registers, too few to hold them that long, and is waited for at once.
         dq_chunk: columns of dQ that a consumer hands over at a time, a multiple of 32 that divides its share; 0: all.
@@ -181,6 +183,7 @@ class BackwardSm90:
         q_stages: int,
         dout_stages: int,
         dscores_stages: int,
+        dscores_by_keys: bool = False,
         overlaps_dk: bool = False,
         dq_chunk: int = 0,
         part: str = WHOLE,
@@ -191,7 +194,8 @@ class BackwardSm90:
         self.dtype, self.head_dim, self.head_dim_v, self.mask = dtype, head_dim, head_dim_v, mask
         self.deterministic, self.is_packed = deterministic, layout == VARLEN
         self.tile_m, self.q_stages, self.dout_stages = tile_m, q_stages, dout_stages
-        self.dscores_stages, self.overlaps_dk = dscores_stages, overlaps_dk
+        self.dscores_stages, self.dscores_by_keys = dscores_stages, dscores_by_keys
+        self.overlaps_dk = overlaps_dk
         self.splits_dq_columns = tile_m == ROWS_PER_WARPGROUP
         self.part, self.has_dv, self.has_dk = part, part != ALL_BUT_DV, part != ONLY_DV
         self.key_parts = CONSUMERS if self.splits_dq_columns and self.has_dk else 1
@@ -393,9 +397,8 @@ class BackwardSm90:
             statistics.append(shared.allocate_tensor(Float32, layout, byte_alignment=128))
         if const_expr(not self.has_dk):
             return Shared(*rings, *statistics, None, None, notice)
-        dscores = _allocate(
-            shared, self.dtype, gradients.rows_layout(self.dtype, TILE_N, self.tile_m, self.dscores_stages)
-        )
+        shape = (self.tile_m, TILE_N) if self.dscores_by_keys else (TILE_N, self.tile_m)
+        dscores = _allocate(shared, self.dtype, gradients.rows_layout(self.dtype, *shape, self.dscores_stages))
         return Shared(*rings, *statistics, dscores, _allocate(shared, Float32, self._dq_layout()), notice)
 
     def _ring(self, tiles, barriers, stages: int):
@@ -683,7 +686,8 @@ class BackwardSm90:
         if self.has_dv:
             fields |= self._dv_fields(shared)
         if self.has_dk:
-            fields |= self._dk_fields(shared, scores_mma, group)
+            dq_columns = self.dq_columns // (2 if self._is_tight(problem.cap_factor) else 1)
+            fields |= self._dk_fields(shared, scores_mma, group, dq_columns)
         return Consumer(**fields)
 
     def _columns_view(self, tiles, rows: int, columns: int, stages: int, parts: int = 1):
@@ -691,6 +695,13 @@ class BackwardSm90:
         return cute.make_tensor(
             tiles.iterator, gradients.columns_layout(self.dtype, rows, columns, stages, parts).outer
         )
+
+    def _dscores_views(self, shared: Shared) -> tuple:
+        """The tiles of dS as (keys, queries, stage) and as (queries, keys, stage)."""
+        if self.dscores_by_keys:
+            other = self._columns_view(shared.dscores, self.tile_m, TILE_N, self.dscores_stages)
+            return other, shared.dscores
+        return shared.dscores, self._columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
 
     def _dv_fields(self, shared: Shared) -> dict:
         """What dV += P^T dO needs."""
@@ -704,36 +715,41 @@ class BackwardSm90:
             "dv": cute.make_rmem_tensor(dv_mma.partition_shape_C((rows, columns)), Float32),
         }
 
-    def _dk_fields(self, shared: Shared, scores_mma, group) -> dict:
-        """What dP, dK and dQ need."""
+    def _dk_fields(self, shared: Shared, scores_mma, group, dq_columns: int) -> dict:
+        """What dP, dK and dQ need. dq_columns: of dQ that are computed at a time."""
         dtype, columns, rows = self.dtype, self.head_dim, ROWS_PER_WARPGROUP
         from_registers = wgmma.output_mma(dtype, columns)
         dk_mma = gradients.key_gradient_mma(dtype, columns) if self.overlaps_dk else from_registers
-        dq_mma = gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=True)
+        dq_mmas = [
+            gradients.query_gradient_mma(dtype, dq_columns, accumulate, by_keys=self.dscores_by_keys)
+            for accumulate in (False, True)
+        ]
+        pieces = self.dq_columns // dq_columns
         keys_columns = self._columns_view(shared.keys.tiles, TILE_N, columns, 1, self.key_parts)[None, None, 0]
-        dscores_columns = self._columns_view(shared.dscores, TILE_N, self.tile_m, self.dscores_stages)
+        by_keys, by_queries = self._dscores_views(shared)
         if self.splits_dq_columns:
-            keys_columns = cute.local_tile(keys_columns, (self.dq_columns, TILE_N), (group, 0))
+            keys = [cute.local_tile(keys_columns, (dq_columns, TILE_N), (pieces * group + i, 0)) for i in range(pieces)]
         else:
-            dscores_columns = cute.local_tile(dscores_columns, (rows, TILE_N), (group, 0, None))
+            keys = [keys_columns]
+            by_queries = cute.local_tile(by_queries, (rows, TILE_N), (group, 0, None))
         dscores_rows = None
         if self.overlaps_dk:
-            dscores_rows = _as_a(dk_mma, cute.local_tile(shared.dscores, (rows, self.tile_m), (group, 0, None)))
+            dscores_rows = _as_a(dk_mma, cute.local_tile(by_keys, (rows, self.tile_m), (group, 0, None)))
         queries_columns = self._columns_view(shared.queries.tiles, self.tile_m, columns, self.q_stages)
         return {
             "dk_mma": dk_mma,
-            "first_dq_mma": gradients.query_gradient_mma(dtype, self.dq_columns, accumulate=False),
-            "dq_mma": dq_mma,
+            "first_dq_mma": dq_mmas[0],
+            "dq_mma": dq_mmas[1],
             "values": _as_a(scores_mma, _rows_of(shared.values.tiles[None, None, 0], group, self.head_dim_v)),
             "douts": _as_b(scores_mma, shared.douts.tiles),
             "queries_columns": _as_b(dk_mma, queries_columns),
-            "dscores_columns": _as_a(dq_mma, dscores_columns),
+            "dscores_columns": _as_a(dq_mmas[1], by_queries),
             "dscores_rows": dscores_rows,
-            "keys_columns": _as_b(dq_mma, keys_columns),
+            "keys_columns": tuple(_as_b(dq_mmas[1], tile) for tile in keys),
             "dscores": cute.make_rmem_tensor(scores_mma.partition_shape_C((rows, self.tile_m)), Float32),
             "dscores_operand": cute.make_rmem_tensor(from_registers.partition_shape_A((rows, self.tile_m)), dtype),
             "dk": cute.make_rmem_tensor(dk_mma.partition_shape_C((rows, columns)), Float32),
-            "dq": cute.make_rmem_tensor(dq_mma.partition_shape_C((rows, self.dq_columns)), Float32),
+            "dq": cute.make_rmem_tensor(dq_mmas[1].partition_shape_C((rows, dq_columns)), Float32),
         }
 
     @cute.jit
@@ -757,15 +773,12 @@ class BackwardSm90:
             warpgroup.wait_group(1)
             if at.is_running:
                 release(shared.queries, at.query.previous(self.q_stages))
-        if const_expr(self.has_dk):
-            wait_full(shared.values, Cursor(0, 0))
-        wait_full(shared.douts, at.dout)
-        if const_expr(self.has_dk):
-            douts = work.douts[None, None, None, dout_stage]
-            wgmma.issue_scores(work.first_scores_mma, work.scores_mma, work.dscores, work.values, douts)
-            warpgroup.wait_group(1)
-        else:
+        is_tight = self._is_tight(work.cap_factor)
+        if const_expr(is_tight):
             warpgroup.wait_group(0)
+        else:
+            self._start_dprobabilities(work, shared, at.dout)
+            warpgroup.wait_group(1 if self.has_dk else 0)
         scores = wgmma.rows_view(work.scores)
         if const_expr(work.cap_factor is not None):
             cap_scores(work.scores, work.cap_factor)
@@ -774,7 +787,8 @@ class BackwardSm90:
             mask_columns(scores, begins, ends, has_begin, has_end)
         column = wgmma.column_of_thread(work.thread)
         lse = shared.lse[None, q_stage]
-        if const_expr(work.cap_factor is None):
+        keeps_derivative = work.cap_factor is not None and self.has_dk
+        if const_expr(not keeps_derivative):
             recomputed.probabilities(scores, lse, column, work.scale_log2)
         else:
             operand = work.probabilities_operand
@@ -782,8 +796,11 @@ class BackwardSm90:
         if const_expr(not self.has_dk):
             arch.sync_warp()  # every lane has read its statistics: one lane's arrival speaks for all
             release(shared.queries, at.query)
-        if const_expr(self.has_dv and work.cap_factor is None):
+        if const_expr(self.has_dv and not keeps_derivative):
             wgmma.round_to_operand(work.scores, work.probabilities_operand, self.dtype)
+        if const_expr(is_tight):
+            # The assembler moves no product over its wait; without one it would start dP before the cap after all.
+            self._start_dprobabilities(work, shared, at.dout)
         if const_expr(self.has_dk):
             warpgroup.wait_group(0)
             dscores = wgmma.rows_view(work.dscores)
@@ -803,11 +820,25 @@ class BackwardSm90:
         next_dscores = at.dscores ^ 1 if self.dscores_stages == 2 else at.dscores
         return At(at.query.next(self.q_stages), at.dout.next(self.dout_stages), next_dscores, cutlass.Boolean(True))
 
+    def _is_tight(self, cap_factor) -> bool:
+        """Whether registers are so few, beside dK and a soft cap, that dP waits for the cap and dQ comes in pieces."""
+        return self.has_dk and cap_factor is not None and self.head_dim > WIDEST_BESIDE_CAP
+
+    def _start_dprobabilities(self, work: Consumer, shared: Shared, at: Cursor) -> None:
+        """Waits for a tile of dO and starts dP^T = V dO^T, where this part has it."""
+        if self.has_dk:
+            wait_full(shared.values, Cursor(0, 0))
+        wait_full(shared.douts, at)
+        if self.has_dk:
+            douts = work.douts[None, None, None, at.stage]
+            wgmma.issue_scores(work.first_scores_mma, work.scores_mma, work.dscores, work.values, douts)
+
     def _add_to_dk_and_dq(self, work: Consumer, shared: Shared, at: At) -> None:
         """The products with dS. The one for dV, if any, is running."""
-        self._share_dscores(work, shared.dscores[None, None, at.dscores])
+        by_keys, _ = self._dscores_views(shared)
+        self._share_dscores(work, by_keys[None, None, at.dscores])
         dscores_columns = work.dscores_columns[None, None, None, at.dscores]
-        wgmma.issue_scores(work.first_dq_mma, work.dq_mma, work.dq, dscores_columns, work.keys_columns)
+        wgmma.issue_scores(work.first_dq_mma, work.dq_mma, work.dq, dscores_columns, work.keys_columns[0])
         if self.has_dv:
             warpgroup.wait_group(1)
             release(shared.douts, at.dout)
@@ -818,6 +849,10 @@ class BackwardSm90:
         wgmma.issue_output(work.dk_mma, work.dk, dk_operand, queries_columns)
         warpgroup.wait_group(1)
         self._pass_on_dq(work, shared)
+        for keys_columns in work.keys_columns[1:]:
+            wgmma.issue_scores(work.first_dq_mma, work.dq_mma, work.dq, dscores_columns, keys_columns)
+            warpgroup.wait_group(0)
+            self._pass_on_dq(work, shared)
         if not self.overlaps_dk:
             warpgroup.wait_group(0)
             release(shared.queries, at.query)
@@ -827,16 +862,17 @@ class BackwardSm90:
         if self.dscores_stages == 1:
             self._meet()
         own = cute.local_tile(shared, (ROWS_PER_WARPGROUP, self.tile_m), (work.group, 0))
-        gradients.write_operand(work.scores_mma, work.dscores_operand, work.dscores, own, work.thread)
+        transpose = self.dscores_by_keys
+        gradients.write_operand(work.scores_mma, work.dscores_operand, work.dscores, own, work.thread, transpose)
         arch.fence_proxy("async.shared", space="cta")
         self._meet()
 
     def _pass_on_dq(self, work: Consumer, shared: Shared) -> None:
-        """The tile of dQ to shared memory, for the storing warp of this group."""
+        """What there is of a tile of dQ to shared memory, for the storing warp of this group."""
         threads = self.counts.dq_threads
         chunk_mma = gradients.query_gradient_mma(self.dtype, self.dq_chunk, accumulate=False)
         layout = cute.make_layout(chunk_mma.partition_shape_C(self._dq_tile()))
-        for chunk in range(self.dq_columns // self.dq_chunk):
+        for chunk in range(cute.size(work.dq) // cute.size(layout)):
             part = cute.make_tensor(work.dq.iterator + chunk * cute.size(layout), layout)
             arch.barrier(barrier_id=named_barriers.dq_empty(work.group), number_of_threads=threads)
             tile_reduce.write_accumulator(chunk_mma, part, shared.dq[None, None, work.group], work.thread)

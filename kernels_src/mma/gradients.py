@@ -34,12 +34,12 @@ def key_gradient_mma(dtype, columns: int):
     return mma
 
 
-def query_gradient_mma(dtype, columns: int, accumulate: bool):
-    """Tiled MMA of dQ = dS K for one warpgroup: dS contiguous along queries, K along head_dim."""
+def query_gradient_mma(dtype, columns: int, accumulate: bool, by_keys: bool = False):
+    """Tiled MMA of dQ = dS K for one warpgroup: dS contiguous along queries or keys, K along head_dim."""
     mma = hopper.make_trivial_tiled_mma(
         dtype,
         dtype,
-        OperandMajorMode.MN,
+        OperandMajorMode.K if by_keys else OperandMajorMode.MN,
         OperandMajorMode.MN,
         cutlass.Float32,
         atom_layout_mnk=(1, 1, 1),
@@ -64,15 +64,16 @@ def columns_layout(dtype, rows: int, columns: int, stages: int, parts: int = 1):
     return cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), (columns, rows, stages), (1, 0, 2))
 
 
-def write_operand(mma, operand, accumulator, shared, thread) -> None:
+def write_operand(mma, operand, accumulator, shared, thread, transpose: bool = False) -> None:
     """Writes a 16-bit operand, rounded from `accumulator`, to shared memory at the accumulator's places.
 
-    Args: mma: the tiled MMA the accumulator belongs to; thread: 0..127 in the warpgroup.
+    Args: mma: the tiled MMA the accumulator belongs to; thread: 0..127 in the warpgroup; transpose: the memory is
+    contiguous along the accumulator's rows.
     Contract: the caller fences the async proxy and synchronises before a product reads.
     Cost: one stmatrix.x4 for 8 elements a thread.
     """
     tiled = cute.make_tiled_copy_C(
-        cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), operand.element_type), mma
+        cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=transpose, num_matrices=4), operand.element_type), mma
     )
     source = cute.make_tensor(operand.iterator, accumulator.layout)
     cute.copy(tiled, tiled.retile(source), tiled.get_slice(thread).partition_D(shared))

@@ -37,6 +37,7 @@ MANY_TILES = Case(name="many-tiles", seqlen_q=300, seqlen_k=500, num_heads_q=2, 
     params=[
         "bf16-hd128-full",
         "fp16-hd64-causal",
+        "bf16-hd128-causal",
         "bf16-hd96-local",
         "bf16-hd128-local-deterministic",
         "bf16-hd192x128-local",
