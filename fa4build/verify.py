@@ -65,6 +65,7 @@ from fa4build.verify_static import (
 )
 
 SIMULATION_TIMEOUT_S = 1800.0
+_BLACKWELL = {"sm100a": "sm103a", "sm103a": "sm100a"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,50 +326,61 @@ class _Run:
         Kernels of equal PTX (most backwards of sm100a and sm103a) are simulated once: the second has what the first
         has passed, or runs its chain alone where its companions differ.
         """
-        first: dict[str, Request] = {}
-        again: dict[str, Request] = {}
-        entry_of, proven = {}, {} if self.options.fresh else self._proven()
+        known = {} if self.options.fresh else self._known()
+        requests: dict[str, Request] = {}
+        key_of, entry_of, waiting = {}, {}, []
+        proven: dict[str, Check] = {}
         for variant, entry in zip(variants, entries, strict=True):
             entry_of[variant.id] = entry
             if not has_cases(variant):
                 why = f"there are no acceptance cases for {variant.op}, {variant.layout}, {variant.dtype} yet"
                 self._note(_unproven(variant.id, why), entry)
                 continue
-            request = self._request(variant, entry)
-            if request.sha256 in proven or any(other.sha256 == request.sha256 for other in first.values()):
-                again[variant.id] = request
-            else:
-                first[variant.id] = request
+            request = requests[variant.id] = self._request(variant, entry)
+            key = key_of[variant.id] = _alike(request)
+            summary = known.get(request.sha256) or self._known_of_twin(variant, key, known)
+            if summary is not None:
+                proven[key] = Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
+            elif key not in {key_of[name] for name in waiting}:
+                waiting.append(variant.id)
 
         def end(end: End) -> None:
             check = _simulated_check(end)
             self._note(check, entry_of[end.name])
-            proven[requests[end.name].sha256] = check
+            proven[key_of[end.name]] = check
 
-        requests = {**first, **again}
-        self._run([Task(name=name, function=prove, argument=request) for name, request in first.items()], end)
-        self._run(list(self._left(again, entry_of, proven)), end)
+        first = [name for name in waiting if key_of[name] not in proven]
+        self._run([Task(name=name, function=prove, argument=requests[name]) for name in first], end)
+        again = [(request, proven[key_of[name]]) for name, request in requests.items() if name not in first]
+        self._run(list(self._left(again, entry_of)), end)
 
-    def _proven(self) -> dict[str, Check]:
+    def _known(self) -> dict[str, Mapping[str, Any]]:
         """What has been proven before, here or in the checkout, by the digest of the proof."""
         committed = simulated_records(self.options.evidence_dirs)
         summaries = [*committed.values(), *known_records(self.cache.root, "simulated").values()]
-        return {
-            summary["proof_sha256"]: Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
-            for summary in summaries
-            if "proof_sha256" in summary
-        }
+        return {summary["proof_sha256"]: summary for summary in summaries if "proof_sha256" in summary}
 
-    def _left(
-        self, requests: Mapping[str, Request], entry_of: Mapping[str, CacheEntry], proven: Mapping[str, Check]
-    ) -> Iterator[Task]:
-        """Tasks for what an equal kernel has not proven; what it has, or where it failed, is noted."""
-        for name, request in requests.items():
-            check = proven[request.sha256]
-            if check.status == "failed" or covers(check.summary, request):
-                self._note(replace(check, name=name), entry_of[name])
-            elif covers_kernel(check.summary, request):
-                yield Task(name=name, function=prove, argument=replace(request, proven=check.summary))
+    def _known_of_twin(
+        self, variant: Variant, key: str, known: Mapping[str, Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """What is known of the same variant for the other Blackwell target, if its PTX is the same."""
+        other = _BLACKWELL.get(variant.arch)
+        twin = replace(variant, arch=other) if known and other else variant
+        ((_, entry),) = find_cached([twin], self.cache) if twin != variant else ((None, None),)
+        if entry is None:
+            return None
+        request = self._request(twin, entry)
+        return known.get(request.sha256) if _alike(request) == key else None
+
+    def _left(self, requests: Sequence[tuple[Request, Check]], entry_of: Mapping[str, CacheEntry]) -> Iterator[Task]:
+        """Tasks for what an equal kernel, whose check is given, has not proven; what it has, or failed at, is noted."""
+        for request, check in requests:
+            name = request.variant_id
+            summary = {**check.summary, "proof_sha256": request.sha256} if check.summary else {}
+            if check.status == "failed" or covers(summary, request):
+                self._note(replace(check, name=name, summary=summary), entry_of[name])
+            elif covers_kernel(summary, request):
+                yield Task(name=name, function=prove, argument=replace(request, proven=summary))
             else:
                 yield Task(name=name, function=prove, argument=request)
 
@@ -415,6 +427,19 @@ class _Run:
 
     def _say(self, name: str, check: Check | None, message: str) -> None:
         self.tell(Event(name=name, check=check, message=message, done=len(self.checks), total=self.total))
+
+
+def _alike(request: Request) -> str:
+    """Equal for kernels that differ in names, and in the digests of what they were compiled from and to, alone."""
+    plan = {name: part for name, part in json.loads(request.plan).items() if name != "origin"}
+    alone = request_for(
+        parse_variant(request.variant_id),
+        ptx=request.ptx,
+        plan=json.dumps(plan, sort_keys=True),
+        registers=request.registers,
+        seeds=request.seeds,
+    )
+    return alone.sha256
 
 
 def _measure(entry: CacheEntry, cache: Cache, nvdisasm: Path | None) -> StaticFigures:

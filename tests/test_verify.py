@@ -166,7 +166,8 @@ def fill_twins(cache: Cache) -> dict[str, str]:
     for name in TWINS:
         recipe = recipe_for(parse_variant(name), current_toolchain(), CompileOptions())
         ptx = f".target sm_{name.split('-')[1][2:]}".encode()
-        objects = {"cubin": b"\x7fELF " + name.encode(), "plan": b"{}", "ptx": ptx, "log": b""}
+        plan = json.dumps({"origin": {"cubin_sha256": name[::-1]}, "launches": [name.split("-")[1]]}).encode()
+        objects = {"cubin": b"\x7fELF " + name.encode(), "plan": plan, "ptx": ptx, "log": b""}
         entry = cache.put(name=name, inputs=recipe.inputs, facts={"registers": 28}, objects=objects)
         digests[name] = entry.objects["cubin"].sha256
     return digests
@@ -185,6 +186,19 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
     again = verify(variants, cache, Options(static=False))
     assert simulations == [TWINS[0]]
     assert [check.status for check in again.checks] == ["known", "known"]
+
+
+def test_what_one_target_has_proven_another_knows_later(tmp_path, simulations):
+    """In a run of its own, with the digest of its own proof; nothing else is shared."""
+    cache = Cache(tmp_path)
+    digests = fill_twins(cache)
+    verify([parse_variant(TWINS[0])], cache, Options(static=False))
+    report = verify([parse_variant(TWINS[1])], cache, Options(static=False))
+
+    assert simulations == [TWINS[0]]
+    assert [check.status for check in report.checks] == ["known"]
+    proofs = {read_record(cache.root, "simulated", digest)["proof_sha256"] for digest in digests.values()}
+    assert len(proofs) == 2
 
 
 def test_an_equal_kernel_fails_with_the_first(tmp_path, simulations):
