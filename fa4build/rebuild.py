@@ -21,6 +21,7 @@ from fa4build.arch import ARCHES, Arch
 from fa4build.cache import Cache, CacheEntry
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import RebuildError, WheelError
+from fa4build.evidence import Committed
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named, family_names
 from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
@@ -139,7 +140,7 @@ def _compare(path: Path, sha256: str, selection: Selection, cache: Cache, family
     recorded = {artifact.facts.id: artifact for artifact in unpack(pack, origin=path.name)}
     found = find_cached(family.expand(selection), cache, family=family)
     entries = [entry for _, entry in found if entry is not None]
-    built = {entry.name: artifact_of(entry, cache, {}) for entry in entries}
+    built = {entry.name: artifact_of(entry, cache, Committed()) for entry in entries}
     differences = [
         difference
         for name, artifact in recorded.items()
