@@ -326,7 +326,7 @@ class _Run:
         Kernels of equal PTX (most backwards of sm100a and sm103a) are simulated once: the second has what the first
         has passed, or runs its chain alone where its companions differ.
         """
-        known = {} if self.options.fresh else self._known()
+        known = {} if self.options.fresh else self._known_proofs()
         requests: dict[str, Request] = {}
         key_of, entry_of, waiting = {}, {}, []
         proven: dict[str, Check] = {}
@@ -354,7 +354,7 @@ class _Run:
         again = [(request, proven[key_of[name]]) for name, request in requests.items() if name not in first]
         self._run(list(self._left(again, entry_of)), end)
 
-    def _known(self) -> dict[str, Mapping[str, Any]]:
+    def _known_proofs(self) -> dict[str, Mapping[str, Any]]:
         """What has been proven before, here or in the checkout, by the digest of the proof."""
         committed = simulated_records(self.options.evidence_dirs)
         summaries = [*committed.values(), *known_records(self.cache.root, "simulated").values()]
