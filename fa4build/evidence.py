@@ -8,7 +8,7 @@ can repeat them, and so is what the simulator has proven (`evidence/<arch>/simul
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,9 @@ class Committed:
     simulated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def committed_in(directories: Sequence[Path]) -> Committed:
+def committed_in(directories: Iterable[Path]) -> Committed:
     """Everything committed in these directories. Raises: Fa4BuildError for a damaged or foreign file."""
+    directories = tuple(directories)
     return Committed(silicon=silicon_records(directories), simulated=simulated_records(directories))
 
 

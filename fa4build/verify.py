@@ -328,7 +328,8 @@ class _Run:
         """
         known = {} if self.options.fresh else self._known_proofs()
         requests: dict[str, Request] = {}
-        key_of, entry_of, waiting = {}, {}, []
+        key_of, entry_of = {}, {}
+        waiting: list[str] = []
         proven: dict[str, Check] = {}
         for variant, entry in zip(variants, entries, strict=True):
             entry_of[variant.id] = entry

@@ -97,7 +97,7 @@ def test_one_launch_a_gradient(built):
     assert [([384, 1, 1], [2, 1, 1])] * 3 == [(launch["block"], launch["cluster"]) for launch in launches]
 
 
-@pytest.mark.parametrize("name", ["odd", "batch-and-groups"])
+@pytest.mark.parametrize("name", ["odd", pytest.param("batch-and-groups", marks=pytest.mark.slow)])
 def test_small_cases_in_every_schedule(built, name):
     """A deterministic variant has the same bits in all of them; so have the others, whose code is equal."""
     case = next(case for case in backward_cases_for(built[0]) if case.name == name)

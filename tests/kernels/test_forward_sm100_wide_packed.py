@@ -29,7 +29,11 @@ KEYS = (1, 64, 128, 193)
 
 @pytest.fixture(
     scope="module",
-    params=["sm100a-bf16-hd256-causal-varlen", "sm103a-fp16-hd256-local-paged-split", "sm100a-bf16-hd256-full-paged"],
+    params=[
+        "sm100a-bf16-hd256-full-paged",
+        pytest.param("sm100a-bf16-hd256-causal-varlen", marks=pytest.mark.slow),
+        pytest.param("sm103a-fp16-hd256-local-paged-split", marks=pytest.mark.slow),
+    ],
 )
 def built(request, tmp_path_factory):
     """(variant, tuning, cubin)."""
