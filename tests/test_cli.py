@@ -169,8 +169,8 @@ def test_help_is_quick():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_matrix_that_is_cached_takes_a_second_or_so(tmp_path):
-    """All kernels of a target, looked up and verified: 0.8 to 1.2 s of processor time, by host and load."""
+def test_a_matrix_that_is_cached_takes_less_than_a_second(tmp_path):
+    """All kernels of a target, looked up and verified; in processor time, so that a busy machine does not matter."""
     ids = [variant.id for variant in default_variants() if variant.arch == "sm90a"]
     for id_ in ids:
         fill(tmp_path, id_)
@@ -178,7 +178,7 @@ def test_a_matrix_that_is_cached_takes_a_second_or_so(tmp_path):
     document = json.loads(done.stdout)
 
     assert document["counts"] == {"cached": len(ids), "compiled": 0, "failed": 0}
-    assert seconds < 2.0
+    assert seconds < 1.0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
