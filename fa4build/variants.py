@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -158,12 +158,12 @@ def parse_variant(text: str) -> Variant:
 # --- the whole space --------------------------------------------------------------------------------------------------
 
 
-def _combinations(op_name: str) -> Iterator[Variant]:
+def _combinations(op_name: str, arch: str) -> Iterator[Variant]:
     """Every combination of the values of the axes that mean something to an op, valid or not."""
     op = OPS[op_name]
     axes = [name for name in OPTIONAL_AXES if name in op.axes]
-    choices = (AXES["arch"], AXES["dtype"], op.head_dims, *(AXES[name] for name in axes))
-    for arch, dtype, (head_dim, head_dim_v), *values in itertools.product(*choices):
+    choices = (AXES["dtype"], op.head_dims, *(AXES[name] for name in axes))
+    for dtype, (head_dim, head_dim_v), *values in itertools.product(*choices):
         yield Variant(
             op=op_name,
             arch=arch,
@@ -183,10 +183,10 @@ class Refused:
 
 
 @cache
-def _judged() -> tuple[tuple[Variant, ...], tuple[Refused, ...]]:
+def _judged(op_name: str, arch: str) -> tuple[tuple[Variant, ...], tuple[Refused, ...]]:
     valid: list[Variant] = []
     refused: list[Refused] = []
-    for variant in itertools.chain.from_iterable(map(_combinations, AXES["op"])):
+    for variant in _combinations(op_name, arch):
         reasons = tuple(rule.reason for rule in RULES if rule.refuses(variant))
         if reasons:
             refused.append(Refused(variant=variant, reasons=reasons))
@@ -195,14 +195,18 @@ def _judged() -> tuple[tuple[Variant, ...], tuple[Refused, ...]]:
     return tuple(valid), tuple(refused)
 
 
-def valid_variants() -> tuple[Variant, ...]:
-    """Every valid variant, written or not, in the order of the axes."""
-    return _judged()[0]
+def valid_variants(arches: Container[str] = AXES["arch"]) -> tuple[Variant, ...]:
+    """Every valid variant of these targets, written or not, in the order of the axes."""
+    return tuple(itertools.chain.from_iterable(_judged(*place)[0] for place in _places(arches)))
 
 
 def refused_variants() -> tuple[Refused, ...]:
     """Every combination that the rules refuse, each with all its reasons, in the order of the axes."""
-    return _judged()[1]
+    return tuple(itertools.chain.from_iterable(_judged(*place)[1] for place in _places(AXES["arch"])))
+
+
+def _places(arches: Container[str]) -> list[tuple[str, str]]:
+    return [(op, arch) for op in AXES["op"] for arch in AXES["arch"] if arch in arches]
 
 
 # --- which kernels are written ----------------------------------------------------------------------------------------
@@ -712,7 +716,7 @@ def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
         NothingSelectedError if a glob, a specification or an arch selects nothing, or a variant that is not written.
     """
     arches = {arch_named(name).name for name in selection.arches} or set(AXES["arch"])
-    named = tuple(variant for variant in valid_variants() if variant.arch in arches)
+    named = valid_variants(arches)
     if selection.spec is not None:
         spec = selection.spec if isinstance(selection.spec, Spec) else read_spec(selection.spec)
         named = _named_by_spec(spec, named)

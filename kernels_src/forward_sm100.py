@@ -156,6 +156,8 @@ class ForwardSm100:
         max_offset: probabilities are stored times 2**max_offset, to use the range of an fp8 type.
         order: "natural" or "longest_first". persistent: one CTA per multiprocessor, else one per tile.
         has_softcap, has_sink: features of docs/formats.md; their arguments are then required.
+        tile_n: keys of a block, a multiple of 64: the product starts when three quarters of P are there, and softmax
+            and product must mean the same columns by that, or they wait for each other.
     Raises: ValueError for a combination that cannot run.
     """
 
@@ -183,6 +185,8 @@ class ForwardSm100:
         has_softcap: bool = False,
         has_sink: bool = False,
     ):
+        if tile_n % (4 * STORE_COLUMNS):
+            raise ValueError(f"tile_n {tile_n}: must be a multiple of {4 * STORE_COLUMNS}")
         self.has_softcap, self.has_sink = has_softcap, has_sink
         self.is_fp8 = dtype.width == 8
         self.dtype, self.head_dim, self.head_dim_v, self.mask, self.tile_n = dtype, head_dim, head_dim_v, mask, tile_n

@@ -169,7 +169,7 @@ def test_help_is_quick():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_matrix_that_is_cached_takes_less_than_a_second(tmp_path):
+def test_a_matrix_that_is_cached_takes_less_than_two_seconds(tmp_path):
     """All kernels of a target, looked up and verified; in processor time, so that a busy machine does not matter."""
     ids = [variant.id for variant in default_variants() if variant.arch == "sm90a"]
     for id_ in ids:
@@ -178,7 +178,7 @@ def test_a_matrix_that_is_cached_takes_less_than_a_second(tmp_path):
     document = json.loads(done.stdout)
 
     assert document["counts"] == {"cached": len(ids), "compiled": 0, "failed": 0}
-    assert seconds < 1.0
+    assert seconds < 2.0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_matrix_that_is_cached_takes_less_than_a_second(tmp_path):
         pytest.param(["matrix", "--arch", "sm80"], 2, "arch 'sm80' is unknown. Allowed: sm90a", id="unknown arch"),
         pytest.param(["matrix", "--select", "fwd-sm90a-e4m3-hd128-full"], 2, "fp8 kernels exist for", id="refused"),
         pytest.param(["matrix", "--select", "*hd77*"], 3, "matches no variant. Nearest:", id="nothing selected"),
-        pytest.param(["matrix", "--select", "bwd-sm90a-*"], 3, "have no kernel yet", id="not written"),
+        pytest.param(["matrix", "--select", "*-softcap-sink"], 3, "have no kernel yet", id="not written"),
         pytest.param(["matrix", "--assert-cached"], 11, "are not in the cache", id="not cached"),
         pytest.param(["wheel", "--arch", "sm90", "--assert-cached"], 11, "are not in the cache", id="wheel not cached"),
         pytest.param(["explain", "fwd-sm90a"], 2, "fwd-sm90a", id="bad id"),

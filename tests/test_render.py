@@ -253,7 +253,7 @@ def kernels(tmp_path):
 
 def reached(kernels, text="from kernels_src.forward import Forward"):
     """Paths and digests that a module's text reaches."""
-    return dict(reachable_sources(text, kernels))
+    return dict(reachable_sources(ast.parse(text), kernels))
 
 
 def test_dependencies_are_the_files_reached_through_imports(kernels):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -72,13 +72,13 @@ def render(variant: Variant, tuning: AnyTuning, *, source_dir: Path | None = Non
     if kernel is None:
         raise RenderError(f"{variant.id}: no kernel is written for this variant. `fa4build list` shows which are.")
     text = render_template(kernel.template, context_for(variant, tuning))
-    check_specialization(text, name=variant.id)
+    module = check_specialization(text, name=variant.id)
     return KernelSource(
         variant=variant,
         text=text,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         symbol=variant.symbol,
-        dependencies=reachable_sources(text, source_dir or kernels_source_dir()),
+        dependencies=reachable_sources(module, source_dir or kernels_source_dir()),
     )
 
 
@@ -126,8 +126,8 @@ def render_template(template: str, values: dict[str, object]) -> str:
 # --- what a rendered module may hold ----------------------------------------------------------------------------------
 
 
-def check_specialization(text: str, *, name: str) -> None:
-    """Refuses a module that is more than imports, assignments of literals and one function whose body is one call.
+def check_specialization(text: str, *, name: str) -> ast.Module:
+    """The syntax tree of a module, refused if it is more than imports, literals and one function of one call.
 
     Raises: RenderError naming the line.
     """
@@ -144,6 +144,7 @@ def check_specialization(text: str, *, name: str) -> None:
     body = functions[0].body
     if len(body) != 1 or not isinstance(body[0], ast.Expr) or not _is_wiring(body[0].value):
         raise _not_allowed(name, text, body[-1])
+    return module
 
 
 def _not_allowed(name: str, text: str, node: ast.stmt) -> RenderError:
@@ -184,13 +185,13 @@ _Import = tuple[str, bool]  # dotted name, and whether it must be a module
 _Stamp = tuple[str, int, int]  # path below the root, modification time in ns, size in bytes
 
 
-def reachable_sources(text: str, source_dir: Path) -> tuple[tuple[str, str], ...]:
-    """Every file of `kernels_src` that importing this text runs, with its digest: (relative path, sha256), sorted.
+def reachable_sources(module: ast.Module, source_dir: Path) -> tuple[tuple[str, str], ...]:
+    """Every file of `kernels_src` that importing this module runs, with its digest: (relative path, sha256), sorted.
 
     Imports are read from the syntax tree, also inside functions; nothing is executed.
     Raises: RenderError if an import of `kernels_src` leads to no file.
     """
-    imports = _imported_modules(ast.parse(text), package="")
+    imports = _imported_modules(module, package="")
     return _closure(tuple(imports), source_dir.parent, _stamps(source_dir))
 
 
@@ -240,13 +241,13 @@ def _read_source(root: Path, stamp: _Stamp) -> _Source:
     return _Source(sha256=hashlib.sha256(content).hexdigest(), imports=imports)
 
 
-def _imported_modules(tree: ast.AST, *, package: str) -> list[_Import]:
+def _imported_modules(tree: ast.Module, *, package: str) -> list[_Import]:
     """What a tree imports of `kernels_src`; `package` is where its relative imports start.
 
     `from a import b` gives `a`, and `a.b` as a name that need not be a module.
     """
     imports: list[_Import] = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             imports.extend((alias.name, True) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -254,6 +255,14 @@ def _imported_modules(tree: ast.AST, *, package: str) -> list[_Import]:
             imports.append((module, True))
             imports.extend((f"{module}.{alias.name}", False) for alias in node.names)
     return [(name, is_module) for name, is_module in imports if name.split(".")[0] == KERNELS_PACKAGE]
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node, at any depth; not its expressions, which import nothing."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(node, block, ()):
+            yield statement
+            yield from _statements(statement)
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

@@ -91,6 +91,8 @@ def test_a_cap_is_taken_of_every_column(built):
     [
         ({"layout": "dense"}, "layout 'dense': must be varlen or paged"),
         ({"has_split": True, "has_sink": True}, "has_split and has_sink: a sink joins the sum once"),
+        # Softmax hands over 72 columns of P, the product waits for 64: each would wait for the other.
+        ({"tile_n": 96}, "tile_n 96: must be a multiple of 64"),
     ],
 )
 def test_what_cannot_run_is_refused(changed, words):
