@@ -225,410 +225,86 @@ class Kernel:
     axes: MappingProxyType[str, tuple]
 
 
+def _forward(template: str, arches: tuple[str, ...], **axes: tuple) -> Kernel:
+    """A row of forward kernels; an axis it leaves out has all masks, and of everything else the plain form alone."""
+    plain = {
+        "op": ("fwd",),
+        "arch": arches,
+        "dtype": DTYPES_16_BIT,
+        "mask": AXES["mask"],
+        "layout": ("dense",),
+        "split": (False,),
+        "cta_group": (1,),
+        "deterministic": (False,),
+        "softcap": (False,),
+        "sink": (False,),
+    }
+    return Kernel(template=template, axes=MappingProxyType(plain | axes))
+
+
+def _backward(template: str, arches: tuple[str, ...], head_dims: tuple[tuple[int, int], ...], cta_group: int) -> Kernel:
+    """A row of backward kernels: every mask, dense and packed, deterministic and not, with a soft cap and without."""
+    axes = {
+        "op": ("bwd",),
+        "arch": arches,
+        "dtype": DTYPES_16_BIT,
+        "head_dims": head_dims,
+        "mask": AXES["mask"],
+        "layout": ("dense", "varlen"),
+        "cta_group": (cta_group,),
+        "deterministic": (False, True),
+        "softcap": (False, True),
+    }
+    return Kernel(template=template, axes=MappingProxyType(axes))
+
+
+def _helper(template: str, **axes: tuple) -> Kernel:
+    """A row of kernels before or after the main one, of 16-bit types on every target."""
+    return Kernel(template=template, axes=MappingProxyType({"dtype": DTYPES_16_BIT} | axes))
+
+
+_HOPPER = ("sm90a",)
+_BLACKWELL = ("sm100a", "sm103a")
+_PACKED = ("varlen", "paged")
+_EITHER = (False, True)
+_ONLY = (True,)
+
+_UP_TO_128 = ((64, 64), (96, 96), (128, 128))
+_UP_TO_192 = (*_UP_TO_128, (192, 128))
+_UP_TO_256 = (*_UP_TO_192, (256, 256))
+_64_AND_128 = ((64, 64), (128, 128))
+_64_TO_256 = (*_64_AND_128, (256, 256))
+_256 = ((256, 256),)
+
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(
-        template="fwd_sm90.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False, True),
-                "sink": (False,),
-            }
-        ),
+    _forward("fwd_sm90.py.j2", _HOPPER, head_dims=_UP_TO_256, softcap=_EITHER),
+    _forward("fwd_sm90.py.j2", _HOPPER, head_dims=_UP_TO_256, sink=_ONLY),
+    _forward("fwd_sm90_packed.py.j2", _HOPPER, head_dims=_UP_TO_256, layout=_PACKED, split=_EITHER),
+    _forward("fwd_sm90_packed.py.j2", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, split=_EITHER, softcap=_ONLY),
+    _forward("fwd_sm90_packed.py.j2", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, sink=_ONLY),
+    _forward("fwd_sm100.py.j2", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128),
+    _forward("fwd_sm100.py.j2", _BLACKWELL, head_dims=_UP_TO_192, softcap=_EITHER),
+    _forward("fwd_sm100.py.j2", _BLACKWELL, head_dims=_UP_TO_192, sink=_ONLY),
+    _forward("fwd_sm100_two_cta.py.j2", _BLACKWELL, head_dims=((128, 128), (192, 128)), mask=("full",), cta_group=(2,)),
+    _forward("fwd_sm100_wide.py.j2", _BLACKWELL, head_dims=_256, cta_group=(2,)),
+    _forward(
+        "fwd_sm100_packed.py.j2", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER
     ),
-    Kernel(
-        template="fwd_sm90.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (True,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm90_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm90_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (128, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (True,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm90_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (128, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (True,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_FP8,
-                "head_dims": ((64, 64), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False, True),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (True,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_two_cta.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((128, 128), (192, 128)),
-                "mask": ("full",),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (2,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_wide.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((256, 256),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense",),
-                "split": (False,),
-                "cta_group": (2,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_FP8,
-                "head_dims": ((64, 64), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128), (192, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (True,),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (True,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_wide_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((256, 256),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False, True),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False, True),
-                "sink": (False,),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_sm100_wide_packed.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("fwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((256, 256),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("varlen", "paged"),
-                "split": (False,),
-                "cta_group": (1,),
-                "deterministic": (False,),
-                "softcap": (False,),
-                "sink": (True,),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm90.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (1,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm90_in_two.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm90a",),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((192, 128), (256, 256)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (1,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm100.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((64, 64), (96, 96), (128, 128)),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (1,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm100_two_cta.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((128, 128),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (2,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm100_wide.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((192, 128),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (2,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="bwd_sm100_in_three.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd",),
-                "arch": ("sm100a", "sm103a"),
-                "dtype": DTYPES_16_BIT,
-                "head_dims": ((256, 256),),
-                "mask": ("full", "causal", "local"),
-                "layout": ("dense", "varlen"),
-                "cta_group": (2,),
-                "deterministic": (False, True),
-                "softcap": (False, True),
-            }
-        ),
-    ),
-    Kernel(
-        template="fwd_combine.py.j2",
-        axes=MappingProxyType({"op": ("fwd_combine",), "dtype": DTYPES_16_BIT, "sink": (False, True)}),
-    ),
-    Kernel(
-        template="bwd_preprocess.py.j2",
-        axes=MappingProxyType({"op": ("bwd_preprocess",), "dtype": DTYPES_16_BIT, "layout": ("dense", "varlen")}),
-    ),
-    Kernel(
-        template="bwd_postprocess.py.j2",
-        axes=MappingProxyType(
-            {
-                "op": ("bwd_postprocess",),
-                "dtype": DTYPES_16_BIT,
-                "layout": ("dense", "varlen"),
-                "cta_group": (1,),
-                "sink": (False,),
-            }
-        ),
+    _forward("fwd_sm100_packed.py.j2", _BLACKWELL, head_dims=_UP_TO_192, layout=_PACKED, split=_EITHER),
+    _forward("fwd_sm100_packed.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER, softcap=_ONLY),
+    _forward("fwd_sm100_packed.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, sink=_ONLY),
+    _forward("fwd_sm100_wide_packed.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, split=_EITHER, softcap=_EITHER),
+    _forward("fwd_sm100_wide_packed.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, sink=_ONLY),
+    _backward("bwd_sm90.py.j2", _HOPPER, _UP_TO_128, cta_group=1),
+    _backward("bwd_sm90_in_two.py.j2", _HOPPER, ((192, 128), (256, 256)), cta_group=1),
+    _backward("bwd_sm100.py.j2", _BLACKWELL, _UP_TO_128, cta_group=1),
+    _backward("bwd_sm100_two_cta.py.j2", _BLACKWELL, ((128, 128),), cta_group=2),
+    _backward("bwd_sm100_wide.py.j2", _BLACKWELL, ((192, 128),), cta_group=2),
+    _backward("bwd_sm100_in_three.py.j2", _BLACKWELL, _256, cta_group=2),
+    _helper("fwd_combine.py.j2", op=("fwd_combine",), sink=_EITHER),
+    _helper("bwd_preprocess.py.j2", op=("bwd_preprocess",), layout=("dense", "varlen")),
+    _helper(
+        "bwd_postprocess.py.j2", op=("bwd_postprocess",), layout=("dense", "varlen"), cta_group=(1,), sink=(False,)
     ),
 )
 
