@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -140,9 +141,14 @@ def test_help_names_every_exit_code(fa4build):
 
 def run_process(*arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """A command in a process of its own, and the seconds of processor time it took."""
+    return run_python("-m", "fa4build.cli", *arguments, **environment)
+
+
+def run_python(*arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """As run_process, of any Python."""
     before = os.times()
     done = subprocess.run(
-        [sys.executable, "-m", "fa4build.cli", *arguments],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
@@ -169,16 +175,28 @@ def test_help_is_quick():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_matrix_that_is_cached_takes_less_than_two_seconds(tmp_path):
-    """All kernels of a target, looked up and verified; in processor time, so that a busy machine does not matter."""
+# Work like that of a command that finds all in the cache, half a second where that one takes one. Seconds alone would
+# not do: machines, and one machine within minutes, differ by a factor of two.
+YARDSTICK = """
+import ast, inspect, json
+text = inspect.getsource(ast)
+for _ in range(14):
+    json.dumps(ast.dump(ast.parse(text)).split("("))
+"""
+
+
+def test_a_matrix_that_is_cached_takes_a_second_where_the_yardstick_takes_half_a_one(tmp_path):
+    """All kernels of a target, looked up and verified: processor time, median of three. A quarter more is allowed."""
     ids = [variant.id for variant in default_variants() if variant.arch == "sm90a"]
     for id_ in ids:
         fill(tmp_path, id_)
-    done, seconds = run_process("matrix", "--arch", "sm90", "--json", FA4BUILD_CACHE_DIR=str(tmp_path))
-    document = json.loads(done.stdout)
+    ratios = []
+    for _ in range(3):
+        done, seconds = run_process("matrix", "--arch", "sm90", "--json", FA4BUILD_CACHE_DIR=str(tmp_path))
+        assert json.loads(done.stdout)["counts"] == {"cached": len(ids), "compiled": 0, "failed": 0}
+        ratios.append(seconds / run_python("-c", YARDSTICK)[1])
 
-    assert document["counts"] == {"cached": len(ids), "compiled": 0, "failed": 0}
-    assert seconds < 2.0
+    assert statistics.median(ratios) < 2.5
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

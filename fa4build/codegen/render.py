@@ -108,6 +108,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # the result is Python, not HTML
+        auto_reload=False,  # a process reads a template once, not a time stamp for every kernel
     )
     environment.filters["literal"] = literal
     return environment
@@ -197,14 +198,18 @@ def reachable_sources(module: ast.Module, source_dir: Path) -> tuple[tuple[str, 
 
 def _stamps(source_dir: Path) -> tuple[_Stamp, ...]:
     """Every Python file of the directory as it is now: in the caches' keys, so that an edited file is read again."""
+    # Entries of the system as they come: a Path for each file doubles the time of a warm run.
     root_length = len(str(source_dir.parent)) + 1
     stamps: list[_Stamp] = []
-    for folder, _, names in os.walk(source_dir):
-        for name in names:
-            if name.endswith(".py"):
-                path = f"{folder}/{name}"
-                stat = os.stat(path)  # noqa: PTH116  a Path for each file doubles the time of a warm run
-                stamps.append((path[root_length:], stat.st_mtime_ns, stat.st_size))
+    waiting = [str(source_dir)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    stat = entry.stat()
+                    stamps.append((entry.path[root_length:], stat.st_mtime_ns, stat.st_size))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    waiting.append(entry.path)
     return tuple(sorted(stamps))
 
 
