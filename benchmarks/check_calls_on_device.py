@@ -22,7 +22,7 @@ import sys
 import threading
 from pathlib import Path
 
-from host_time import run_installed
+from device_checks import run_installed
 
 LENGTHS = (1, 17, 128, 129, 1000)
 MARK = 0x5A

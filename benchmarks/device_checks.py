@@ -1,5 +1,5 @@
-"""What the scripts that run on a device share: the wheels alone in a process of their own, checks that fail one by one,
-and a record that is on disk after every check.
+"""What the scripts that run on a device share: the wheels alone in a process of their own, the time of a call, checks
+that fail one by one, and a record that is on disk after every check.
 """
 
 import datetime
@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,22 +15,24 @@ import time
 import traceback
 from pathlib import Path
 
-from prove_on_device import driver_version
-
 COMPILERS = ("cutlass", "tvm_ffi", "fa4build", "flash_attn")
 
 
-def install(wheel_dir, site):
-    """Unpacks the runtime wheel of this machine and every pack of kernels in `wheel_dir` into the folder `site`."""
-    wheels = sorted(Path(wheel_dir).glob(f"fa4_kernels-*{platform.machine()}.whl"))
-    wheels += sorted(path for path in Path(wheel_dir).glob("fa4_kernels_*.whl"))
-    if len(wheels) < 2:
+def install(wheel_dir, site, packs="fa4_kernels_*"):
+    """Unpacks the runtime and the packs of kernels that `wheel_dir` has into the folder `site`.
+
+    pip takes the runtime's wheel that this interpreter can use, where there are several.
+    """
+    runtime = list(Path(wheel_dir).glob(f"fa4_kernels-*{platform.machine()}.whl"))
+    found = [*runtime, *Path(wheel_dir).glob(f"{packs}.whl")]
+    if not runtime or len(found) == len(runtime):
         raise SystemExit(
             f"{wheel_dir}: needs the fa4_kernels wheel for {platform.machine()} and a pack wheel; it has "
-            f"{', '.join(path.name for path in wheels) or 'neither'}"
+            f"{', '.join(sorted(path.name for path in found)) or 'neither'}"
         )
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-    subprocess.run([*command, "--target", str(site), *map(str, wheels)], check=True)
+    names = sorted({path.name.split("-")[0] for path in found})
+    subprocess.run([*command, "--find-links", str(wheel_dir), "--target", str(site), *names], check=True)
 
 
 def environment_of(site):
@@ -43,12 +46,21 @@ def environment_of(site):
     }
 
 
-def run_installed(script, wheel_dir):
+def run_installed(script, wheel_dir, packs="fa4_kernels_*"):
     """Exit status of `script --child` with this process's arguments, where the wheels can be imported."""
     with tempfile.TemporaryDirectory() as site:
-        install(wheel_dir, site)
+        install(wheel_dir, site, packs)
         command = [sys.executable, str(script), "--child", *sys.argv[1:]]
         return subprocess.run(command, env=environment_of(site)).returncode
+
+
+def driver_version():
+    """As nvidia-smi prints it; `unknown` where it is not installed."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def setting(torch):
@@ -62,6 +74,7 @@ def setting(torch):
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": torch.cuda.get_device_name(),
+        "capability": capability(torch),
         "driver": driver_version(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
@@ -69,6 +82,41 @@ def setting(torch):
         "python": platform.python_version(),
         "wheels": packs,
     }
+
+
+def capability(torch):
+    """The target of kernels for this GPU, as manifests spell it."""
+    return "sm_{}{}a".format(*torch.cuda.get_device_capability())
+
+
+def entries_here(torch, is_wanted):
+    """(pack, entry) of every installed kernel for this GPU that is wanted, in order of their ids.
+
+    Raises: SystemExit where a pack cannot be used.
+    """
+    from fa4_kernels.packs import installed_packs, refused, usable
+
+    packs = installed_packs()
+    if refused(packs):
+        raise SystemExit(f"a pack cannot be used: {refused(packs)}")
+    found = [(pack, entry) for pack in usable(packs) for entry in pack.manifest.entries]
+    found = [(pack, entry) for pack, entry in found if entry.target == capability(torch) and is_wanted(entry)]
+    return sorted(found, key=lambda item: item[1].id)
+
+
+def median_ms(torch, call, repeats=20, warmup=5):
+    """Median of event-timed calls, milliseconds; `call` is given the number of the repeat."""
+    for _ in range(warmup):
+        call(0)
+    times = []
+    for i in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call(i)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
 
 
 def reason(error):

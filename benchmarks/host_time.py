@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from device_checks import driver_version, run_installed
+
 ROOT = Path(__file__).resolve().parents[1]
 CALLS = 50  # a round; the stand-in keeps 64 launches, a GPU's queue some more
 SHAPE = (1, 128, 1, 128)
@@ -193,8 +195,7 @@ def from_wheels(arguments):
 
     record = {"torch": torch.__version__, "python": platform.python_version()}
     record["device"] = torch.cuda.get_device_name()
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    record["driver"] = subprocess.run(query, check=True, capture_output=True, text=True).stdout.split()[0]
+    record["driver"] = driver_version()
     print(record)
     record["gpu_us"] = measure(torch, "cuda", torch.cuda.synchronize, arguments.rounds, arguments.mask)
     show(record["device"], record["gpu_us"])
@@ -203,17 +204,6 @@ def from_wheels(arguments):
         record["stand_in_us"] = measure_stand_in(torch, Path(arguments.fake_driver).absolute(), arguments.rounds)
         show("stand-in driver", record["stand_in_us"])
     return record
-
-
-def run_installed(script, wheel_dir):
-    """Runs `script --child` with this process's arguments where the wheels of a directory are installed."""
-    wheels = sorted(Path(wheel_dir).glob(f"fa4_kernels-*abi3*{platform.machine()}.whl"))
-    wheels += sorted(Path(wheel_dir).glob("fa4_kernels_*sm*.whl"))
-    with tempfile.TemporaryDirectory() as site:
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
-        environment = {**os.environ, "PYTHONPATH": site, "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run([sys.executable, script, "--child", *sys.argv[1:]], env=environment).returncode
 
 
 def main():

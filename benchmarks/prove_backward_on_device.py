@@ -9,18 +9,12 @@ any case fails.
 """
 
 import argparse
-import datetime
-import importlib.util
-import json
-import os
-import platform
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from prove_on_device import UNBOUNDED, WINDOWS, Case, draw, driver_version, guarded, guards_intact, is_plain, median_ms
+from device_checks import entries_here, median_ms, run_installed, setting, write
+from guard_zones import guarded, guards_intact
+from prove_on_device import PACKS, UNBOUNDED, WINDOWS, Case, draw, is_plain
 
 LENGTHS = (1, 17, 127, 128, 129, 1000)
 HEADS = ((2, 2), (4, 1))  # query heads, key heads
@@ -225,34 +219,17 @@ def child(arguments):
     """Runs with the installed wheels on the path."""
     import torch
 
-    for compiler in ("cutlass", "tvm_ffi", "fa4build"):
-        if importlib.util.find_spec(compiler):
-            raise SystemExit(f"{compiler} can be imported here: this would not prove that the wheels work alone")
+    record = {"schema": 1, **setting(torch), "seed": arguments.seed}
     from fa4_kernels import flash_attn_func, loader
-    from fa4_kernels.packs import installed_packs, usable
 
-    capability = "sm_{}{}a".format(*torch.cuda.get_device_capability())
-    packs = tuple(usable(installed_packs()))
-    entries = [(p, e) for p in packs for e in p.manifest.entries if e.target == capability and e.op == "bwd"]
-    entries = [(pack, entry) for pack, entry in entries if is_plain(entry)]
+    entries = entries_here(torch, lambda entry: entry.op == "bwd" and is_plain(entry))
     started, variants = time.time(), []
     for pack, entry in entries if arguments.acceptance else ():
         variants.append(check_variant(torch, loader.runtime(), pack, entry, arguments.seed))
         row = variants[-1]
         verdict = "pass" if row["passed"] else f"FAIL {row['failures'][:2]}"
         print(f"{row['id']:44s} {row['cases']:3d} cases  worst {row['worst_ratio']:.2f}  {verdict}", flush=True)
-    record = {
-        "schema": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": torch.cuda.get_device_name(),
-        "capability": capability,
-        "driver": arguments.driver,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seed": arguments.seed,
-        "acceptance_seconds": round(time.time() - started, 1),
-        "variants": variants,
-    }
+    record |= {"acceptance_seconds": round(time.time() - started, 1), "variants": variants}
     failed = [row["id"] for row in variants if not row["passed"]]
     print(
         f"{len(variants)} variants, {sum(row['cases'] for row in variants)} cases, {len(failed)} failed, "
@@ -264,7 +241,7 @@ def child(arguments):
         has_deterministic = any(entry.axes["deterministic"] for _, entry in entries)
         rows = timing(torch, flash_attn_func, dims, arguments.seqlens, has_deterministic)
         record["timing"] = {"backward_tflops": rows}
-    Path(arguments.out).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    write(record, arguments.out)
     return 1 if failed or not entries else 0
 
 
@@ -277,25 +254,8 @@ def main():
     parser.add_argument("--seqlens", type=int, nargs="+", default=(1024, 4096, 16384))
     parser.add_argument("--no-acceptance", dest="acceptance", action="store_false")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--driver", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        return child(arguments)
-    return run_with_wheels(__file__, arguments.wheel_dir)
-
-
-def run_with_wheels(script, wheel_dir):
-    """Runs `script --child` with this process's arguments where the wheels, and no kernel compiler, can be imported."""
-    wheels = sorted(Path(wheel_dir).glob(f"fa4_kernels-*{platform.machine()}.whl"))
-    wheels += sorted(Path(wheel_dir).glob("fa4_kernels_sm*.whl"))
-    if len(wheels) < 2:
-        raise SystemExit(f"{wheel_dir}: needs the fa4_kernels wheel for {platform.machine()} and a pack wheel")
-    with tempfile.TemporaryDirectory() as site:
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
-        environment = {**os.environ, "PYTHONPATH": site, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, script, "--child", "--driver", driver_version(), *sys.argv[1:]]
-        return subprocess.run(command, env=environment).returncode
+    return child(arguments) if arguments.child else run_installed(__file__, arguments.wheel_dir, PACKS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prove and time the wheels on a GPU: nothing but the wheels, torch and this file.
+"""Prove and time the wheels on a GPU: nothing but the wheels, torch and the scripts here.
 
     python benchmarks/prove_on_device.py WHEEL_DIR --out record.json
 
@@ -9,21 +9,18 @@ call, import time and first-call time. Exit status 1 if any case fails.
 """
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from device_checks import entries_here, median_ms, run_installed, setting, write
+from guard_zones import guarded, guards_intact
+
+PACKS = "fa4_kernels_sm*"  # of our own family
 UNBOUNDED = 2**30
-GUARD_ELEMENTS = 4096  # before and after each output
-GUARD_BITS = {2: 0x7FC5, 4: 0x7FC12345}  # a NaN with a mark, for 2- and 4-byte elements
 LENGTHS = (1, 17, 127, 128, 129, 1000, 4096)
 HEADS = ((2, 2), (4, 1), (8, 1))  # query heads, key heads: groups of 1, 4, 8
 UNEQUAL = ((1, 1000), (17, 4096), (129, 127), (1000, 129), (127, 1000), (1000, 4096), (4096, 1000))
@@ -121,24 +118,6 @@ def attention(torch, q, k, v, scale, window, dtype):
     return (probabilities @ v).transpose(1, 2), lse
 
 
-def guarded(torch, shape, dtype):
-    """A poisoned output with marked guard zones around it: (whole buffer, view)."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    whole = torch.empty(count + 2 * GUARD_ELEMENTS, dtype=dtype, device="cuda")
-    integers = whole.view({2: torch.int16, 4: torch.int32}[whole.element_size()])
-    integers.fill_(GUARD_BITS[whole.element_size()])
-    return whole, whole[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape)
-
-
-def guards_intact(torch, whole):
-    """No byte before or after the output changed."""
-    integers = whole.view({2: torch.int16, 4: torch.int32}[whole.element_size()])
-    mark = GUARD_BITS[whole.element_size()]
-    return bool((integers[:GUARD_ELEMENTS] == mark).all() and (integers[-GUARD_ELEMENTS:] == mark).all())
-
-
 def check_case(torch, kernel, axes, case, generator):
     """Run one case twice: a row with the error over its bound (`ratio` <= 1 passes) and every fault seen."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[axes["dtype"]]
@@ -197,21 +176,6 @@ def check_variant(torch, kernel, entry, seed):
 
 # --------------------------------------------------------------------------------------------------------------------
 # Timing
-
-
-def median_ms(torch, call, repeats=20, warmup=5):
-    """Median of event-timed calls, milliseconds."""
-    for _ in range(warmup):
-        call(0)
-    times = []
-    for i in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call(i)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 def time_forward(torch, flash_attn_func, head_dim, causal, seqlen):
@@ -291,44 +255,23 @@ def start_up_ms(environment):
 
 def child(arguments):
     """Runs with the installed wheels on the path."""
-    import importlib.util
-
     import torch
 
-    for compiler in ("cutlass", "tvm_ffi", "fa4build"):
-        if importlib.util.find_spec(compiler):
-            raise SystemExit(f"{compiler} can be imported here: this would not prove that the wheels work alone")
+    record = {"schema": 1, **setting(torch), "seed": arguments.seed}
     from fa4_kernels import flash_attn_func, loader
-    from fa4_kernels.packs import installed_packs, refused, usable
 
-    if refused(installed_packs()):
-        raise SystemExit(f"a pack cannot be used: {refused(installed_packs())}")
-    capability = "sm_{}{}a".format(*torch.cuda.get_device_capability())
     started = time.time()
     variants = []
-    for pack in usable(installed_packs()):
-        for entry in pack.manifest.entries:
-            if entry.target == capability and entry.op == "fwd" and is_plain(entry):
-                kernel = forward_kernel(loader.runtime(), pack, entry)
-                variants.append(check_variant(torch, kernel, entry, arguments.seed))
-                row = variants[-1]
-                verdict = "pass" if row["passed"] else f"FAIL {row['failures'][:2]}"
-                print(f"{row['id']:34s} {row['cases']:3d} cases  worst {row['worst_ratio']:.2f}  {verdict}", flush=True)
-    record = {
-        "schema": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": torch.cuda.get_device_name(),
-        "capability": capability,
-        "driver": arguments.driver,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seed": arguments.seed,
-        "acceptance_seconds": round(time.time() - started, 1),
-        "variants": variants,
-    }
+    for pack, entry in entries_here(torch, lambda entry: entry.op == "fwd" and is_plain(entry)):
+        kernel = forward_kernel(loader.runtime(), pack, entry)
+        row = check_variant(torch, kernel, entry, arguments.seed)
+        variants.append(row)
+        verdict = "pass" if row["passed"] else f"FAIL {row['failures'][:2]}"
+        print(f"{row['id']:34s} {row['cases']:3d} cases  worst {row['worst_ratio']:.2f}  {verdict}", flush=True)
+    record |= {"acceptance_seconds": round(time.time() - started, 1), "variants": variants}
     if arguments.timing:
         record["timing"] = timing(torch, flash_attn_func, variants)
-    Path(arguments.out).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    write(record, arguments.out)
     failed = [row["id"] for row in variants if not row["passed"]]
     print(f"{len(variants)} variants, {sum(row['cases'] for row in variants)} cases, {len(failed)} failed")
     return 1 if failed or not variants else 0
@@ -373,15 +316,6 @@ def timing(torch, flash_attn_func, variants):
     return {"forward_tflops": rows, "host_us": host, "start_up_ms": start_up}
 
 
-def driver_version():
-    """As nvidia-smi prints it; `unknown` where it is not installed."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel_dir")
@@ -389,22 +323,8 @@ def main():
     parser.add_argument("--seed", type=int, default=20261129)
     parser.add_argument("--timing", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--driver", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        return child(arguments)
-    wheels = sorted(Path(arguments.wheel_dir).glob(f"fa4_kernels-*{platform.machine()}.whl"))
-    wheels += sorted(Path(arguments.wheel_dir).glob("fa4_kernels_sm*.whl"))
-    if len(wheels) < 2:
-        raise SystemExit(
-            f"{arguments.wheel_dir}: needs the fa4_kernels wheel for {platform.machine()} and a pack wheel"
-        )
-    with tempfile.TemporaryDirectory() as site:
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*install, "--target", site, *map(str, wheels)], check=True)
-        environment = {**os.environ, "PYTHONPATH": site, "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, __file__, "--child", "--driver", driver_version(), *sys.argv[1:]]
-        return subprocess.run(command, env=environment).returncode
+    return child(arguments) if arguments.child else run_installed(__file__, arguments.wheel_dir, PACKS)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from device_checks import driver_version, install
+
 WINDOW = (256, 64)
 PARTS = 6
 DQ_TOLERANCE = 2.0**-6  # relative to the largest gradient: fp32 sums in another order, rounded to bf16
@@ -281,10 +283,8 @@ def machine(directory):
     """Device, driver and torch of this run."""
     code = "import json, torch; print(json.dumps([torch.cuda.get_device_name(), torch.__version__]))"
     device, torch_version = json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=directory))
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.check_output(query, text=True).splitlines()[0].strip()
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"schema": 1, "date": date, "device": device, "driver": driver, "torch": torch_version}
+    return {"schema": 1, "date": date, "device": device, "driver": driver_version(), "torch": torch_version}
 
 
 def start(arguments, installed, peers):
@@ -310,9 +310,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("upstream.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        files = [str(path) for path in sorted(options.wheels.glob("*.whl")) if "aarch64" not in path.name]
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", directory]
-        subprocess.run([*install, *files], check=True)
+        install(options.wheels, directory)
         parts = [start(["--part", str(i)], directory, options.peers) for i in range(PARTS)]
         cases = [row for process in parts for row in rows_of(process)]
         first = rows_of(start(["--first-call"], directory, ""))

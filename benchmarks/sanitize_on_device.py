@@ -22,8 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_checks import environment_of, install, reason, write
-from prove_on_device import driver_version
+from device_checks import driver_version, environment_of, install, reason, write
 
 DEVICE = "cuda"
 TOOLS = ("memcheck", "racecheck", "synccheck")

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,18 +126,43 @@ def test_checks_fail_alone_and_are_on_disk(tmp_path, capsys):
     assert "FAIL b" in capsys.readouterr().out
 
 
-def test_wheels_of_other_families_are_installed_too(tmp_path, monkeypatch):
-    """The runtime of this machine alone, and every pack."""
-    names = ("fa4_kernels-1-cp310-abi3-manylinux_2_17_{}.whl", "fa4_kernels_sm90a-1-py3-none-any.whl")
-    names = (names[0].format(device_checks.platform.machine()), names[0].format("other"), names[1])
-    for name in (*names, "fa4_kernels_upstream_sm90a-1-py3-none-any.whl"):
-        (tmp_path / name).touch()
-    commands = []
-    monkeypatch.setattr(device_checks.subprocess, "run", lambda command, check: commands.append(command))
-    device_checks.install(tmp_path, "site")
+def write_wheel(directory, name, tag):
+    """A wheel of one file that holds its tag."""
+    info = f"{name}-1.dist-info"
+    files = {
+        f"{name}/tag.txt": tag,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(directory / f"{name}-1-{tag}.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
 
-    installed = {Path(word).name for word in commands[0] if word.endswith(".whl")}
-    assert installed == {names[0], names[2], "fa4_kernels_upstream_sm90a-1-py3-none-any.whl"}
+
+def test_the_runtime_that_fits_and_packs_of_every_family_are_installed(tmp_path):
+    """Beside it lie runtimes for another machine and for an interpreter that this is not."""
+    machine, site = f"manylinux_2_17_{device_checks.platform.machine()}", tmp_path / "site"
+    for tag in (f"cp310-abi3-{machine}", f"cp39-cp39t-{machine}", "cp310-abi3-manylinux_2_17_other"):
+        write_wheel(tmp_path, "fa4_kernels", tag)
+    for name in ("fa4_kernels_sm90a", "fa4_kernels_upstream_sm90a"):
+        write_wheel(tmp_path, name, "py3-none-any")
+    device_checks.install(tmp_path, site)
+
+    found = {path.parent.name: path.read_text() for path in site.glob("*/tag.txt")}
+    packs = {"fa4_kernels_sm90a": "py3-none-any", "fa4_kernels_upstream_sm90a": "py3-none-any"}
+    assert found == {"fa4_kernels": f"cp310-abi3-{machine}"} | packs
+
+
+@pytest.mark.parametrize(
+    ("wheel", "told"), [("fa4_kernels", "fa4_kernels-1-cp310-abi3-.*"), ("fa4_kernels_upstream_sm90a", "neither")]
+)
+def test_wheels_that_lack_the_runtime_or_a_pack_are_refused(tmp_path, wheel, told):
+    """The packs asked for are our own."""
+    machine = device_checks.platform.machine()
+    write_wheel(tmp_path, wheel, f"cp310-abi3-manylinux_2_17_{machine}")
+    with pytest.raises(SystemExit, match=f"needs the fa4_kernels wheel for {machine} and a pack wheel; it has {told}$"):
+        device_checks.install(tmp_path, tmp_path / "site", "fa4_kernels_sm*")
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from fa4build.variants import parse_variant, variant_axes  # noqa: E402
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import packed_backward_checks  # noqa: E402
+import packed_problems  # noqa: E402
 import prove_on_device  # noqa: E402
 import prove_packed_on_device as script  # noqa: E402
 
@@ -56,22 +58,14 @@ class Runtime(ReferenceRuntime):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
     monkeypatch.setattr(script, "DEVICE", "cpu")
-    monkeypatch.setattr(script, "guarded", lambda torch, shape, dtype: guarded_on_cpu(shape, dtype))
-    monkeypatch.setattr(script, "find", lambda runtime, problem: (None, entry_for(problem)))
+    monkeypatch.setattr(packed_backward_checks, "find", lambda runtime, problem: (None, entry_for(problem)))
     few = ("single", "empty-ones", "used-lengths", "group-of-five", "odd", "batch")
-    cut = [case for case in script.PACKED if case.name in few]
-    unequal = script.Case("unequal", (13, 7, 20, 1), (13, 7, 30, 1))
-    monkeypatch.setattr(script, "PACKED", (*cut, unequal, script.Case("decode-1", (1, 1), (90, 3), heads_q=4)))
-    monkeypatch.setattr(script, "DENSE", tuple(case for case in script.DENSE if case.name in few))
+    cut = [case for case in packed_problems.PACKED if case.name in few]
+    cut.append(packed_problems.Case("unequal", (13, 7, 20, 1), (13, 7, 30, 1)))
+    cut.append(packed_problems.Case("decode-1", (1, 1), (90, 3), heads_q=4))
+    monkeypatch.setattr(packed_problems, "PACKED", tuple(cut))
+    monkeypatch.setattr(packed_problems, "DENSE", tuple(case for case in packed_problems.DENSE if case.name in few))
     monkeypatch.setattr(script, "COMBINE", script.COMBINE[:3])
-
-
-def guarded_on_cpu(shape, dtype):
-    count = torch.Size(shape).numel()
-    whole = torch.empty(count + 2 * prove_on_device.GUARD_ELEMENTS, dtype=dtype)
-    size = whole.element_size()
-    whole.view({2: torch.int16, 4: torch.int32}[size]).fill_(prove_on_device.GUARD_BITS[size])
-    return whole, whole[prove_on_device.GUARD_ELEMENTS : prove_on_device.GUARD_ELEMENTS + count].view(shape)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_a_case_that_raises_is_a_fault_and_the_rest_go_on():
     row = script.check_kernel(torch, Runtime(spoil), None, entry_of("fwd-sm90a-bf16-hd64-full-varlen"), seed=1)
 
     assert len(row["failures"]) == 1
-    assert row["failures"][0]["faults"][0].startswith("RuntimeError: lost (spoil")
+    assert row["failures"][0]["faults"][0].startswith("RuntimeError: lost (test_prove_packed_script.py:")
     assert row["cases"] > 3
 
 
