@@ -13,10 +13,18 @@ Each check runs flash_attn_func of bf16, head_dim 128, whose log-sum-exp goes to
 * memory: a thousand calls leave as much allocated as before.
 * recipe: call("fwd"), where a recipe is installed, the same bits again.
 
+And flash_attn_with_kvcache, whose parts and scratch are memory of each call:
+
+* decoding: caches and pages, one part and many: the bits of the Python code's result.
+* decoding_streams: eight at once, in parts.
+* decoding_graph: captured, replayed with other lengths of the cache.
+* decoding_memory: a thousand calls leave as much allocated as before.
+
 Exit status 1 if a check fails.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import threading
@@ -177,14 +185,125 @@ def check_recipe(torch, api):
     return {"passed": all(torch.equal(a, b) for a, b in zip(first, second, strict=True))}
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# Decoding
+
+
+def decoding_in_python(*args, **options):
+    """flash_attn_with_kvcache as if nothing were answered in C."""
+    from fa4_kernels import answers, packed
+
+    kept = answers.answer, answers.note
+    answers.answer, answers.note = (lambda arguments: None), (lambda arguments, call: None)
+    try:
+        return packed.flash_attn_with_kvcache(*args, **options)
+    finally:
+        answers.answer, answers.note = kept
+
+
+def decoding_in_c(*args, **options):
+    """The call, which must be answered in C from the third time on."""
+    from fa4_kernels import packed
+
+    forward, packed.forward = packed.forward, None
+    try:
+        return packed.flash_attn_with_kvcache(*args, **options)
+    finally:
+        packed.forward = forward
+
+
+def told(*args, **options):
+    """Twice in Python: the second time the launcher is told."""
+    from fa4_kernels import packed
+
+    for _ in range(2):
+        packed.flash_attn_with_kvcache(*args, **options)
+
+
+def decoding_problem(torch, rows, page_size, seed=0, batch=3, keys=2048):
+    """q, caches, lengths and, of pages, their table: bf16, 8 query heads, 2 key heads."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    shape = (batch * keys // page_size, page_size) if page_size else (batch, keys)
+    normal = [
+        torch.randn(*extents, heads, 128, device="cuda", generator=generator).to(torch.bfloat16)
+        for extents, heads in (((batch, rows), 8), (shape, 2), (shape, 2))
+    ]
+    lengths = torch.tensor([keys, 77 + seed, 1000], dtype=torch.int32, device="cuda")
+    if not page_size:
+        return *normal, lengths
+    table = torch.randperm(shape[0], device="cuda", generator=generator).int().view(batch, -1)
+    return *normal, lengths, table
+
+
+def check_decoding(torch, api):
+    equal, cases = True, 0
+    for rows, page_size, num_splits in itertools.product((1, 3), (0, 64), (1, 7, 0)):
+        args = decoding_problem(torch, rows, page_size)
+        expected, _ = decoding_in_python(*args, causal=True, num_splits=num_splits)
+        told(*args, causal=True, num_splits=num_splits)
+        for seed in (1, 2):
+            other = decoding_problem(torch, rows, page_size, seed)
+            right, _ = decoding_in_python(*other, causal=True, num_splits=num_splits)
+            equal &= torch.equal(decoding_in_c(*args, causal=True, num_splits=num_splits)[0], expected)
+            equal &= torch.equal(decoding_in_c(*other, causal=True, num_splits=num_splits)[0], right)
+            cases += 2
+    return {"passed": equal, "calls": cases}
+
+
+def check_decoding_streams(torch, api, rounds=200):
+    problems = [decoding_problem(torch, 1, 64, seed) for seed in range(8)]
+    expected = [decoding_in_python(*args)[0] for args in problems]
+    told(*problems[0])
+    streams = [torch.cuda.Stream() for _ in problems]
+    wrong = torch.zeros(len(problems), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                wrong[i] += (decoding_in_c(*problems[i])[0] != expected[i]).sum()
+    torch.cuda.synchronize()
+    return {"passed": not wrong.any().item(), "calls": rounds * len(problems)}
+
+
+def check_decoding_graph(torch, api):
+    args = decoding_problem(torch, 1, 0)
+    told(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = decoding_in_c(*args)
+    equal = True
+    for lengths in ([2048, 77, 1000], [1, 2, 3], [0, 2048, 129]):
+        args[3].copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.zero_()
+        graph.replay()
+        equal &= torch.equal(out, decoding_in_python(*args)[0])
+    return {"passed": equal}
+
+
+def check_decoding_memory(torch, api):
+    args = decoding_problem(torch, 1, 64)
+    told(*args)
+    before = torch.cuda.memory_allocated()
+    for _ in range(1000):
+        decoding_in_c(*args)
+    after = torch.cuda.memory_allocated()
+    return {"passed": after == before, "bytes": after - before}
+
+
+CHECKS = (
+    *(check_shapes, check_streams, check_threads, check_graph, check_record_stream, check_memory, check_recipe),
+    *(check_decoding, check_decoding_streams, check_decoding_graph, check_decoding_memory),
+)
+
+
 def child(arguments):
     import torch
     from fa4_kernels import api
 
-    checks = (check_shapes, check_streams, check_threads, check_graph, check_record_stream, check_memory, check_recipe)
     record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": {}}
     with torch.no_grad():
-        for check in checks:
+        for check in CHECKS:
             name = check.__name__.removeprefix("check_")
             record["checks"][name] = check(torch, api)
             print(name, record["checks"][name], flush=True)

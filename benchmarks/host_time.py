@@ -99,6 +99,45 @@ def forward_calls(torch, device, mask):
     }
 
 
+def decoding_calls(torch, device, mask):
+    """Name -> call: flash_attn_with_kvcache over 4096 keys of four sequences, where its kernels are installed."""
+    from fa4_kernels import NoKernelError, answers, flash_attn_with_kvcache
+
+    def zeros(*extents):
+        return torch.zeros(*extents, 128, dtype=torch.bfloat16, device=device)
+
+    dense = (zeros(4, 1, 32), *(zeros(4, 4096, 8) for _ in range(2)))
+    lengths = torch.full((4,), 4096, dtype=torch.int32, device=device)
+    pages = (dense[0], *(zeros(256, 64, 8) for _ in range(2)))
+    table = torch.arange(256, dtype=torch.int32, device=device).view(4, 64)
+    causal = mask == "causal"
+
+    def in_python(num_splits):
+        kept = answers.answer, answers.note
+        answers.answer, answers.note = answers._answer_none, lambda arguments, call: None
+        try:
+            return flash_attn_with_kvcache(*dense, lengths, causal=causal, num_splits=num_splits)
+        finally:
+            answers.answer, answers.note = kept
+
+    calls = {
+        "decoding, a cache, one part": lambda: flash_attn_with_kvcache(*dense, lengths, causal=causal, num_splits=1),
+        "decoding, a cache, parts": lambda: flash_attn_with_kvcache(*dense, lengths, causal=causal, num_splits=8),
+        "decoding, pages, one part": lambda: flash_attn_with_kvcache(
+            *pages, lengths, table, causal=causal, num_splits=1
+        ),
+        "decoding, pages, parts": lambda: flash_attn_with_kvcache(*pages, lengths, table, causal=causal, num_splits=8),
+        "decoding, a cache, one part, in Python": lambda: in_python(1),
+        "decoding, a cache, parts, in Python": lambda: in_python(8),
+    }
+    try:
+        for call in calls.values():
+            call(), call()  # the launcher is told at the second
+    except NoKernelError:
+        return {}
+    return calls
+
+
 def recipe_calls(torch, device, mask):
     """Name -> call: the same kernel through `call`, or nothing where no recipe is installed."""
     from fa4_kernels import NoKernelError, call
@@ -124,7 +163,8 @@ def measure(torch, device, prepare, rounds, mask):
             if fixed is None:
                 os.environ["FA4_KERNELS_FAMILY"] = family
                 loader.use_runtime(None)
-            calls = forward_calls(torch, device, mask) | recipe_calls(torch, device, mask) | baselines(torch, device)
+            calls = forward_calls(torch, device, mask) | recipe_calls(torch, device, mask)
+            calls |= decoding_calls(torch, device, mask) | baselines(torch, device)
             rows = {name: [] for name in calls}
             for _ in range(5):
                 for name, call in calls.items():

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
-from fa4_kernels import api, loader  # noqa: E402
+from fa4_kernels import answers, api, loader  # noqa: E402
 from fa4_kernels.errors import LayoutError  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
@@ -82,7 +82,8 @@ def on_the_cpu(monkeypatch):
     """Reference kernels; torch.cuda's events, streams and graphs replaced."""
     made = Runtime()
     loader.use_runtime(made)
-    monkeypatch.setattr(api, "CAN_ANSWER", False)
+    for module in (api, answers):
+        monkeypatch.setattr(module, "CAN_ANSWER", False)
     for module in (check_torch_on_device, compare_on_device, sanitize_on_device):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     fakes = {

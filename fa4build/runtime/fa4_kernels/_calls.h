@@ -1,8 +1,8 @@
 /* Whole calls that were seen before, answered in C: look up, allocate, launch. Part of _launcher.c.
  *
  * ForwardCalls answers `flash_attn_func`, by dtype, head dims, device and mask (and by extents, where a kernel is for
- * some alone). RecipeCalls answers `call`, by the dtypes, shapes and devices of all tensors and the values of all
- * scalars. `run` returns None for everything it was not told, or that asks for a check, a copy, a gradient or an error:
+ * some alone). RecipeCalls answers `call` and packed attention, by the dtypes, shapes and devices of all tensors and the
+ * values of all scalars. `run` returns None for everything it was not told, or that asks for a check, a copy, a gradient or an error:
  * the Python code beside it then does the whole call, so nothing is decided here. `add` passes over launches that are
  * not this launcher's, which stand for it in tests.
  *
@@ -449,9 +449,9 @@ static PyMethodDef forward_methods[] = {
 /* A call: words of its tensors, and the operator, every name and the value of each scalar as objects. */
 typedef struct {
     uint64_t hash, words[MAX_CALL_WORDS];
+    uint64_t mergeable; /* bit i: tensor i may be seen as VIEW_MERGED; the key itself knows no strides */
     uint32_t num_words, num_objects, num_tensors;
     PyObject *objects[1 + 2 * MAX_VALUES], *tensors[MAX_VALUES]; /* borrowed */
-    TensorView first;
     const ExchangeApi *api;
 } CallKey;
 
@@ -465,7 +465,7 @@ typedef struct {
 typedef struct {
     LaunchObject *launch;
     uint32_t num_args;
-    uint64_t transposed;
+    uint8_t ways[MAX_ARGS];      /* how to see each tensor (VIEW_) */
     int32_t values[MAX_ARGS];    /* index of a tensor (inputs, then buffers), or -1 */
     PyObject *numbers[MAX_ARGS]; /* where the index is -1 */
 } Step;
@@ -477,7 +477,9 @@ typedef struct {
     uint32_t num_words, num_objects, num_inputs, num_buffers, num_steps, num_results;
     Buffer *buffers;
     Step *steps;
-    uint32_t results[MAX_VALUES];
+    int32_t results[MAX_VALUES]; /* index of a tensor, or -1 for None */
+    uint64_t merged;             /* inputs that a step sees as VIEW_MERGED */
+    int is_differentiable;       /* in Python: a call that wants gradients is not answered here */
 } BoundRecipe;
 
 static void bound_recipe_dealloc(PyObject *object) {
@@ -508,30 +510,44 @@ static int key_object(CallKey *key, PyObject *object) {
     return 1;
 }
 
-/* 1 and the key of a call, or 0 when it is left to Python (no exception). */
+/* A number, a text, or a pair of such; other objects may compare in ways of their own, or be tensors of another type. */
+static int is_simple(PyObject *value, int depth) {
+    if (depth == 0 && PyTuple_CheckExact(value) && PyTuple_Size(value) == 2)
+        return is_simple(PyTuple_GetItem(value, 0), 1) && is_simple(PyTuple_GetItem(value, 1), 1);
+    return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+           PyUnicode_CheckExact(value);
+}
+
+/* Add an argument to the key: 1, or 0 when the call is left to Python. */
+static int key_argument(const CallsObject *self, PyObject *value, CallKey *key) {
+    TensorView view;
+    if (!view_of_plain(self, value, &view, &key->api)) {
+        if (!is_simple(value, 0) || !key_object(key, value)) return 0;
+        key_word(key, SCALAR_MARK);
+        return 1;
+    }
+    if (view.dtype < 0) return 0;
+    key->mergeable |= (uint64_t)can_merge(&view) << key->num_tensors;
+    key->tensors[key->num_tensors++] = value;
+    key_word(key, (uint64_t)view.dtype << 32 | (uint64_t)view.rank);
+    key_word(key, (uint64_t)view.device_type << 32 | (uint32_t)view.device_id);
+    for (int32_t i = 0; i < view.rank; i++) key_word(key, (uint64_t)view.shape[i]);
+    return 1;
+}
+
+/* 1 and the key of a call, or 0 when it is left to Python (no exception). Arguments: a dict, or a tuple of values. */
 static int read_call(const CallsObject *self, PyObject *op, PyObject *arguments, CallKey *key) {
     PyObject *name, *value;
     Py_ssize_t position = 0;
-    key->hash = key->num_words = key->num_objects = key->num_tensors = 0;
-    if (!PyDict_Check(arguments) || PyDict_Size(arguments) > (Py_ssize_t)MAX_VALUES || !key_object(key, op)) return 0;
-    while (PyDict_Next(arguments, &position, &name, &value)) {
-        TensorView view;
-        if (!key_object(key, name)) return 0;
-        if (!view_of_plain(self, value, &view, &key->api)) {
-            /* A number or a text; other objects may compare in ways of their own, or be tensors of another type. */
-            int is_simple = value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) ||
-                            PyFloat_CheckExact(value) || PyUnicode_CheckExact(value);
-            if (!is_simple || !key_object(key, value)) return 0;
-            key_word(key, SCALAR_MARK);
-            continue;
-        }
-        if (view.dtype < 0) return 0;
-        if (!key->num_tensors) key->first = view;
-        key->tensors[key->num_tensors++] = value;
-        key_word(key, (uint64_t)view.dtype << 32 | (uint64_t)view.rank);
-        key_word(key, (uint64_t)view.device_type << 32 | (uint32_t)view.device_id);
-        for (int32_t i = 0; i < view.rank; i++) key_word(key, (uint64_t)view.shape[i]);
-    }
+    int is_tuple = PyTuple_CheckExact(arguments);
+    key->hash = key->mergeable = key->num_words = key->num_objects = key->num_tensors = 0;
+    if (!is_tuple && !PyDict_Check(arguments)) return 0;
+    if ((is_tuple ? PyTuple_Size(arguments) : PyDict_Size(arguments)) > (Py_ssize_t)MAX_VALUES) return 0;
+    if (!key_object(key, op)) return 0;
+    for (Py_ssize_t i = 0; is_tuple && i < PyTuple_Size(arguments); i++)
+        if (!key_argument(self, PyTuple_GetItem(arguments, i), key)) return 0;
+    while (!is_tuple && PyDict_Next(arguments, &position, &name, &value))
+        if (!key_object(key, name) || !key_argument(self, value, key)) return 0;
     return key->num_tensors > 0;
 }
 
@@ -556,17 +572,17 @@ static int step_from_tuple(Step *step, PyObject *tuple, uint32_t num_values) {
     for (; step->num_args < (uint32_t)PyTuple_Size(args); step->num_args++) {
         uint32_t i = step->num_args;
         PyObject *item = PyTuple_GetItem(args, i);
-        int index = 0, is_transposed = 0;
+        int index = 0, ways = 0;
         step->values[i] = -1;
         if (!PyTuple_Check(item)) {
             Py_INCREF(item);
             step->numbers[i] = item;
             continue;
         }
-        if (!PyArg_ParseTuple(item, "ip:argument", &index, &is_transposed)) return -1;
+        if (!PyArg_ParseTuple(item, "ii:argument", &index, &ways)) return -1;
         if (index < 0 || (uint32_t)index >= num_values) return PyErr_SetString(PyExc_ValueError, "no such tensor"), -1;
         step->values[i] = index;
-        step->transposed |= (uint64_t)is_transposed << i;
+        step->ways[i] = (uint8_t)ways;
     }
     return 0;
 }
@@ -604,20 +620,27 @@ static int fill_recipe(BoundRecipe *bound, const CallKey *key, PyObject *buffers
         if (buffer_from_tuple(&bound->buffers[i], PyTuple_GetItem(buffers, i))) return -1;
     for (Py_ssize_t i = 0; i < num_steps; i++)
         if (step_from_tuple(&bound->steps[i], PyTuple_GetItem(steps, i), num_values)) return -1;
+    for (Py_ssize_t i = 0; i < num_steps; i++)
+        for (uint32_t k = 0; k < bound->steps[i].num_args; k++)
+            if (bound->steps[i].ways[k] & VIEW_MERGED && bound->steps[i].values[k] < (int32_t)key->num_tensors)
+                bound->merged |= (uint64_t)1 << bound->steps[i].values[k];
     for (Py_ssize_t i = 0; i < num_results; i++) {
-        long index = PyLong_AsLong(PyTuple_GetItem(results, i));
-        if (index < 0 || index >= (long)num_values) return PyErr_SetString(PyExc_ValueError, "no such result"), -1;
-        bound->results[i] = (uint32_t)index;
+        PyObject *item = PyTuple_GetItem(results, i);
+        long index = item == Py_None ? -1 : PyLong_AsLong(item);
+        if ((index < 0 && item != Py_None) || index >= (long)num_values)
+            return PyErr_SetString(PyExc_ValueError, "no such result"), -1;
+        bound->results[i] = (int32_t)index;
     }
     return 0;
 }
 
-/* add(op, arguments, buffers, steps, results): see _launcher.pyi */
+/* add(op, arguments, buffers, steps, results, is_differentiable): see _launcher.pyi */
 static PyObject *recipe_add(PyObject *object, PyObject *args) {
     PyObject *op, *arguments, *buffers, *steps, *results;
     CallKey key;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!:add", &op, &PyDict_Type, &arguments, &PyTuple_Type, &buffers, &PyTuple_Type,
-                          &steps, &PyTuple_Type, &results))
+    int is_differentiable = 0;
+    if (!PyArg_ParseTuple(args, "OOO!O!O!|p:add", &op, &arguments, &PyTuple_Type, &buffers, &PyTuple_Type, &steps,
+                          &PyTuple_Type, &results, &is_differentiable))
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_Size(steps); i++) {
         PyObject *step = PyTuple_GetItem(steps, i);
@@ -627,6 +650,7 @@ static PyObject *recipe_add(PyObject *object, PyObject *args) {
     if (!read_call((CallsObject *)object, op, arguments, &key)) Py_RETURN_NONE;
     BoundRecipe *bound = new_object((PyTypeObject *)bound_recipe_type);
     if (!bound) return NULL;
+    bound->is_differentiable = is_differentiable;
     if (fill_recipe(bound, &key, buffers, steps, results)) {
         Py_DECREF(bound);
         return NULL;
@@ -639,7 +663,7 @@ static int run_step(const Step *step, PyObject *const *values) {
     PyObject *arguments[MAX_ARGS];
     for (uint32_t i = 0; i < step->num_args; i++)
         arguments[i] = step->values[i] < 0 ? step->numbers[i] : values[step->values[i]];
-    return launch_arguments(step->launch, arguments, (Py_ssize_t)step->num_args, step->transposed);
+    return launch_arguments(step->launch, arguments, (Py_ssize_t)step->num_args, step->ways);
 }
 
 static int make_buffer(Buffer *buffer, const LaunchObject *launch, int current, const ExchangeApi *api,
@@ -653,6 +677,10 @@ static int make_buffer(Buffer *buffer, const LaunchObject *launch, int current, 
     return filled ? 0 : -1;
 }
 
+static PyObject *recipe_result(const BoundRecipe *bound, PyObject *const *values, uint32_t i) {
+    return bound->results[i] < 0 ? Py_None : values[bound->results[i]];
+}
+
 /* Allocate, launch, return the results. The inputs are held by the caller's caller. */
 static PyObject *answer_recipe(BoundRecipe *bound, const CallKey *key) {
     PyObject *values[MAX_VALUES] = {NULL}, *result = NULL;
@@ -663,15 +691,11 @@ static PyObject *answer_recipe(BoundRecipe *bound, const CallKey *key) {
     for (uint32_t i = 0; i < bound->num_buffers && !failed; i++)
         failed = make_buffer(&bound->buffers[i], launch, current, key->api, &values[bound->num_inputs + i]);
     for (uint32_t i = 0; i < bound->num_steps && !failed; i++) failed = run_step(&bound->steps[i], values);
-    if (!failed && bound->num_results == 1) {
-        result = values[bound->results[0]];
-        Py_INCREF(result);
-    } else if (!failed && (result = PyTuple_New(bound->num_results))) {
-        for (uint32_t i = 0; i < bound->num_results; i++) {
-            Py_INCREF(values[bound->results[i]]);
-            PyTuple_SetItem(result, i, values[bound->results[i]]);
-        }
-    }
+    if (!failed && bound->num_results == 1)
+        result = Py_NewRef(recipe_result(bound, values, 0));
+    else if (!failed && (result = PyTuple_New(bound->num_results)))
+        for (uint32_t i = 0; i < bound->num_results; i++)
+            PyTuple_SetItem(result, i, Py_NewRef(recipe_result(bound, values, i)));
     for (uint32_t i = bound->num_inputs; i < num_values; i++) Py_XDECREF(values[i]);
     return result;
 }
@@ -682,13 +706,16 @@ static PyObject *recipe_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (num_args != 2) return PyErr_SetString(PyExc_TypeError, "run takes 2 arguments"), NULL;
     if (!read_call((CallsObject *)object, args[0], args[1], &key)) Py_RETURN_NONE;
     BoundRecipe *bound = (BoundRecipe *)calls_find((CallsObject *)object, key.hash);
-    PyObject *result = bound && is_same_call(bound, &key) ? answer_recipe(bound, &key) : Py_NewRef(Py_None);
+    int is_ours = bound && is_same_call(bound, &key) && !(bound->merged & ~key.mergeable);
+    if (is_ours && bound->is_differentiable)
+        is_ours = needs_no_gradient((CallsObject *)object, key.tensors, (int)key.num_tensors);
+    PyObject *result = is_ours < 0 ? NULL : is_ours ? answer_recipe(bound, &key) : Py_NewRef(Py_None);
     Py_XDECREF(bound);
     return result;
 }
 
 static PyMethodDef recipe_methods[] = {
-    {"add", recipe_add, METH_VARARGS, "add(op, arguments, buffers, steps, results): answer such calls"},
+    {"add", recipe_add, METH_VARARGS, "add(op, arguments, buffers, steps, results, is_differentiable=False): answer such calls"},
     {"run", (PyCFunction)(void (*)(void))recipe_run, METH_FASTCALL,
      "run(op, arguments) -> results, or None: not answered"},
     {"clear", calls_clear, METH_NOARGS, "clear(): forget all calls"},

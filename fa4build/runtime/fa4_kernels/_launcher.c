@@ -452,7 +452,7 @@ static void write_tensor_leaves(const Arg *arg, const TensorView *view, uint64_t
 }
 
 static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *object, uint32_t position,
-                         int is_transposed, uint64_t *leaves, const ExchangeApi **api) {
+                         uint32_t ways, uint64_t *leaves, const ExchangeApi **api) {
     TensorView view;
     const ExchangeApi *own = exchange_api(object);
     if (own ? view_from_exchange(object, own, &view) : view_from_attributes(object, &view)) {
@@ -460,7 +460,7 @@ static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *obj
             PyErr_Format(input_error, "%s: %R is no tensor", arg->name, (PyObject *)Py_TYPE(object));
         return -1;
     }
-    if (is_transposed) transpose_view(&view);
+    apply_view(&view, ways);
     if (refuse_tensor(self, arg, &view)) return -1;
     settle_free_strides(&view, arg->align);
     if (!layout_fits(&view, arg->align)) return refuse_layout(arg, position);
@@ -469,9 +469,9 @@ static int tensor_leaves(const LaunchObject *self, const Arg *arg, PyObject *obj
     return 0;
 }
 
-/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `transposed`: bit i
- * swaps the last two modes of argument i, a tensor. `api`: of the last tensor. */
-static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t transposed,
+/* Every leaf of the plan from the call's arguments (in the plan's order, device facts left out). `ways`: how
+ * to see each argument (VIEW_), or NULL. `api`: of the last tensor. */
+static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, const uint8_t *ways,
                           uint64_t *leaves, const ExchangeApi **api) {
     const Plan *plan = &self->plan_object->plan;
     uint32_t position = 0;
@@ -485,7 +485,7 @@ static int collect_leaves(const LaunchObject *self, PyObject *const *args, Py_ss
         if (arg->kind == ARG_DEVICE)
             leaves[arg->first_leaf] = self->device_facts[arg->device_leaf];
         else if (arg->kind == ARG_TENSOR)
-            failed = tensor_leaves(self, arg, args[position], position, transposed >> position & 1, leaves, api),
+            failed = tensor_leaves(self, arg, args[position], position, ways ? ways[position] : 0, leaves, api),
             position++;
         else
             failed = scalar_word(args[position++], arg->dtype, arg->name, &leaves[arg->first_leaf]);
@@ -718,16 +718,16 @@ static int launch_evaluated(LaunchObject *self, const uint64_t *leaves, CUstream
     return result;
 }
 
-static int launch_arguments(LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, uint64_t transposed) {
+static int launch_arguments(LaunchObject *self, PyObject *const *args, Py_ssize_t num_args, const uint8_t *ways) {
     uint64_t leaves[MAX_LEAVES];
     const ExchangeApi *api = NULL;
     CUstream stream;
-    if (collect_leaves(self, args, num_args, transposed, leaves, &api) || current_stream(self, api, &stream)) return -1;
+    if (collect_leaves(self, args, num_args, ways, leaves, &api) || current_stream(self, api, &stream)) return -1;
     return launch_evaluated(self, leaves, stream);
 }
 
 static PyObject *launch_run(PyObject *object, PyObject *const *args, Py_ssize_t num_args) {
-    if (launch_arguments((LaunchObject *)object, args, num_args, 0)) return NULL;
+    if (launch_arguments((LaunchObject *)object, args, num_args, NULL)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -737,7 +737,7 @@ static PyObject *launch_leaves(PyObject *object, PyObject *const *args, Py_ssize
     uint64_t leaves[MAX_LEAVES];
     const ExchangeApi *api = NULL;
     char name[512];
-    if (collect_leaves(self, args, num_args, 0, leaves, &api)) return NULL;
+    if (collect_leaves(self, args, num_args, NULL, leaves, &api)) return NULL;
     PyObject *named = PyDict_New();
     for (uint32_t i = 0; named && i < plan->num_leaves; i++) {
         uint32_t type = leaf_type(plan, i);

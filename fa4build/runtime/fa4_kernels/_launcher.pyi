@@ -1,6 +1,6 @@
 """Types of the compiled launcher (_launcher.c)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 def use_errors(
@@ -67,15 +67,24 @@ class ForwardCalls:
     def clear(self) -> None: ...
 
 class RecipeCalls:
+    """Answers calls by the dtypes, shapes and devices of their tensors and the values of everything else.
+
+    Tensors are numbered: those among the arguments, then the buffers. An argument of a step is an object as it is, or
+    (number of a tensor, how to see it): the sum of 2, the first two modes as one, 4, a mode of extent 1 before all, and
+    1, the last two modes swapped, applied in this order. A result is the number of a tensor, or None. A differentiable
+    call is not answered when a tensor wants a gradient.
+    """
+
     def __new__(cls, tensor_type: type, is_grad_enabled: Callable[[], bool]) -> RecipeCalls: ...
     def add(
         self,
-        op: str,
-        arguments: dict[str, Any],
+        op: Hashable,
+        arguments: dict[str, Any] | tuple[Any, ...],
         buffers: tuple[tuple[Maker, tuple[int, ...], float | None], ...],
         steps: tuple[tuple[Launch, tuple[Any, ...]], ...],
-        results: tuple[int, ...],
+        results: tuple[int | None, ...],
+        is_differentiable: bool = False,
         /,
     ) -> None: ...
-    def run(self, op: str, arguments: dict[str, Any], /) -> Any: ...
+    def run(self, op: Hashable, arguments: dict[str, Any] | tuple[Any, ...], /) -> Any: ...
     def clear(self) -> None: ...

@@ -205,6 +205,40 @@ static void transpose_view(TensorView *view) {
     view->shape[last - 1] = extent, view->strides[last - 1] = stride;
 }
 
+/* Other ways to see a tensor, in the order in which they are applied. */
+enum {
+    VIEW_MERGED = 2,    /* the first two modes as one, as `.flatten(0, 1)` */
+    VIEW_LED = 4,       /* a mode of extent 1 before all, as `.unsqueeze(0)` */
+    VIEW_TRANSPOSED = 1 /* the last two modes swapped */
+};
+
+/* True where the first two modes can be seen as one. */
+static int can_merge(const TensorView *view) {
+    return view->rank >= 2 && view->rank <= (int32_t)MAX_RANK &&
+           (view->shape[0] == 1 || view->shape[1] == 1 || view->strides[0] == view->shape[1] * view->strides[1]);
+}
+
+static void merge_view(TensorView *view) {
+    if (view->shape[1] == 1) view->strides[1] = view->strides[0];
+    view->shape[1] *= view->shape[0];
+    view->rank--;
+    memmove(view->shape, view->shape + 1, sizeof *view->shape * (size_t)view->rank);
+    memmove(view->strides, view->strides + 1, sizeof *view->strides * (size_t)view->rank);
+}
+
+static void lead_view(TensorView *view) {
+    memmove(view->shape + 1, view->shape, sizeof *view->shape * (size_t)view->rank);
+    memmove(view->strides + 1, view->strides, sizeof *view->strides * (size_t)view->rank);
+    view->shape[0] = 1, view->strides[0] = view->shape[1] * view->strides[1], view->rank++;
+}
+
+/* See the tensor as `ways` (VIEW_) say, which fit it. */
+static void apply_view(TensorView *view, uint32_t ways) {
+    if (ways & VIEW_MERGED && can_merge(view)) merge_view(view);
+    if (ways & VIEW_LED && view->rank >= 1 && view->rank < (int32_t)MAX_RANK) lead_view(view);
+    if (ways & VIEW_TRANSPOSED) transpose_view(view);
+}
+
 /* A mode of extent 1 may carry any stride: give it the one of a dense tensor, rounded up to the argument's alignment,
  * so that neither guards nor the driver see a number that no kernel uses. */
 static void settle_free_strides(TensorView *view, uint32_t align) {

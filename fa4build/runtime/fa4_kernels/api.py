@@ -53,7 +53,8 @@ _bound: dict[tuple[Any, ...], Any] = loader.bound
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _answer_none(*arguments: object) -> Any:

@@ -101,10 +101,10 @@ class Call(NamedTuple):
 
 
 class ForwardLaunches(NamedTuple):
-    """The kernels of one configuration on one device; `combine` where keys are split."""
+    """The kernels of one configuration on one device, from runtime.launch_for; `combine` where keys are split."""
 
-    run: Callable[..., Any]
-    combine: Callable[..., Any] | None
+    launch: Any
+    combine: Any | None
     num_sms: int
     out_dtype: torch.dtype
 
@@ -118,7 +118,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     Raises: NoKernelError, InputError, ... before anything is launched.
     """
     check_alike(call.q, call.k, call.v)
-    num_splits, launches = _launches_for(call)
+    num_splits, launches = launches_for(call)
     if num_splits > 1 and call.lists.layout == "dense":
         return _dense_in_parts(call, num_splits, launches)
     out, lse = _new_results(call, launches)
@@ -127,10 +127,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     features = (*_descales(call), *_given(call.sink if num_splits == 1 else None), *_given(call.softcap or None))
     rest = (*call.lists.arguments(), call.softmax_scale, *call.window, launches.num_sms, *features)
     if num_splits == 1:
-        run_copying(launches.run, [call.q, call.k, call.v], (out, lse, *rest))
+        run_copying(launches.launch.run, [call.q, call.k, call.v], (out, lse, *rest))
     else:
         parts = tuple(x.new_empty((num_splits, *x.shape), dtype=torch.float32) for x in (out, lse))
-        run_copying(launches.run, [call.q, call.k, call.v], (*parts, *rest))
+        run_copying(launches.launch.run, [call.q, call.k, call.v], (*parts, *rest))
         _combine(launches, parts[0].unsqueeze(1), parts[1].unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0), call.sink)
     return out, lse
 
@@ -163,7 +163,7 @@ def _combine(
     launches: ForwardLaunches, out_partial: Tensor, lse_partial: Tensor, out: Tensor, lse: Tensor, sink: Tensor | None
 ) -> None:
     assert launches.combine is not None
-    launches.combine(out_partial, lse_partial, out, lse, *_given(sink))
+    launches.combine.run(out_partial, lse_partial, out, lse, *_given(sink))
 
 
 def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> t
     out_partial = out.new_empty((num_splits, batch * seqlen_q, *out.shape[2:]), dtype=torch.float32)
     lse_partial = lse.new_empty((num_splits, num_heads, batch * seqlen_q))
     features = (*_descales(call), *_given(call.softcap or None))
-    run_copying(launches.run, [q, k, v], (out_partial, lse_partial, *rest, *features))
+    run_copying(launches.launch.run, [q, k, v], (out_partial, lse_partial, *rest, *features))
     by_batch = lse_partial.view(num_splits, num_heads, batch, seqlen_q).transpose(1, 2)
     _combine(launches, out_partial.view(num_splits, *out.shape), by_batch, out, lse, call.sink)
     return out, lse
@@ -215,7 +215,7 @@ def forward_problem(call: Call, *, is_split: bool) -> Problem:
     return problem_for(call.q, call.v, mask, layout=call.lists.layout, features=frozenset(features))
 
 
-def _launches_for(call: Call) -> tuple[int, ForwardLaunches]:
+def launches_for(call: Call) -> tuple[int, ForwardLaunches]:
     """Number of splits and kernels. A number chosen here is 1 where no kernel splits."""
     if call.num_splits >= 1:
         return call.num_splits, _bound_forward(call, is_split=call.num_splits > 1)
@@ -262,9 +262,9 @@ def _bound_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
 def _load_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
     ordinal, runtime = ordinal_of(call.q), loader.runtime()
     problem = forward_problem(call, is_split=is_split)
-    run, *combine = (runtime.launch_for(step, ordinal).run for step in steps_of(problem))
+    launch, *combine = (runtime.launch_for(step, ordinal) for step in steps_of(problem))
     out_dtype = TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]]
-    return ForwardLaunches(run, combine[0] if combine else None, runtime.device(ordinal).sm_count, out_dtype)
+    return ForwardLaunches(launch, combine[0] if combine else None, runtime.device(ordinal).sm_count, out_dtype)
 
 
 def bound_combine(out_partial: Tensor, dtype: torch.dtype, *, has_sink: bool) -> Callable[..., Any]:

@@ -284,6 +284,9 @@ _MAX_SHAPES = 4096
 bound_calls: dict[tuple[Any, ...], Any] = {}
 """What recipes.py keeps about calls it has seen; belongs to the runtime of the process."""
 
+seen_calls: dict[tuple[Any, ...], int] = {}
+"""How often answers.py has seen a call; belongs to the runtime of the process."""
+
 bound: dict[tuple[Any, ...], Any] = {}
 """What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
 
@@ -324,6 +327,7 @@ def forget_calls() -> None:
     """Decide anew at the next call of each configuration."""
     bound.clear()
     bound_calls.clear()
+    seen_calls.clear()
     for calls in _compiled_calls.values():
         calls.clear()
 

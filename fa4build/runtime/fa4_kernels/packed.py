@@ -4,12 +4,14 @@ Every check looks at shapes, dtypes and devices alone: what lists of lengths say
 read here. Lists must be int32 on the device of q.
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from . import loader, ops
-from .errors import InputError, NoKernelError
+from . import answers, loader, ops
+from .errors import InputError, LayoutError, NoKernelError
 from .general import Call, Lists, backward, bound_backward, bound_combine, equal_starts, forward
 from .problems import (
     DTYPES,
@@ -28,8 +30,99 @@ from .splitting import checked_splits
 Tensor = torch.Tensor
 NO_FACTORS = (None, None, None)
 _Result = tuple[Tensor, Tensor | None]
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
+def _answered(*arguments: Any) -> Any:
+    """What the launcher says to a call that answers.Arguments describe, or None."""
+    try:
+        return answers.answer(arguments)
+    except LayoutError:
+        return None
+
+
+def _packed_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
+    """flash_attn_varlen_func with `_answered` before it; as api.py, with the rare arguments left to the function."""
+
+    @functools.wraps(complete)
+    def attention(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None,
+        max_seqlen_q: Any = None,
+        max_seqlen_k: Any = None,
+        seqused_q: Any = None,
+        seqused_k: Any = None,
+        page_table: Any = None,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = NO_WINDOW,
+        *,
+        learnable_sink: Any = None,
+        softcap: Any = 0.0,
+        num_splits: Any = 1,
+        return_lse: Any = False,
+        **options: Any,
+    ) -> Any:
+        if not options and not _is_dynamo_compiling():
+            answer = _answered(
+                q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
+                max_seqlen_k, softmax_scale, causal, window_size, softcap, num_splits, return_lse,
+            )  # fmt: skip
+            if answer is not None:
+                return answer
+        return complete(  # type: ignore[call-arg]
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, page_table,
+            softmax_scale, causal, window_size, learnable_sink=learnable_sink, softcap=softcap, num_splits=num_splits,
+            return_lse=return_lse, **options,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    return attention
+
+
+def _cached_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
+    """flash_attn_with_kvcache likewise."""
+
+    @functools.wraps(complete)
+    def attention(
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        cache_seqlens: Any = None,
+        page_table: Any = None,
+        cu_seqlens_q: Any = None,
+        max_seqlen_q: Any = None,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = NO_WINDOW,
+        *,
+        learnable_sink: Any = None,
+        softcap: Any = 0.0,
+        num_splits: Any = 0,
+        return_lse: Any = False,
+        **options: Any,
+    ) -> Any:
+        if not options and not _is_dynamo_compiling():
+            answer = _answered(
+                q, k_cache, v_cache, cu_seqlens_q, None, None, cache_seqlens, page_table, learnable_sink, max_seqlen_q,
+                None, softmax_scale, causal, window_size, softcap, num_splits, return_lse,
+            )  # fmt: skip
+            if answer is not None:
+                return answer
+        return complete(  # type: ignore[call-arg]
+            q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
+            window_size, learnable_sink=learnable_sink, softcap=softcap, num_splits=num_splits, return_lse=return_lse,
+            **options,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    return attention
+
+
+@_packed_answered_first
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -117,13 +210,25 @@ def flash_attn_varlen_func(
         rows, call_lists, bounds, softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
         (q_descale, k_descale, v_descale),
     )  # fmt: skip
-    out, lse = _run(call, deterministic)
+    if _wants_operator(call):
+        out, lse = _run_operator(call, deterministic)
+    else:
+        out, lse = forward(call)
+        if call.descales is NO_FACTORS:
+            answers.note(
+                answers.Arguments(
+                    q, k, v, *lists[:2], *lists[3:], page_table, learnable_sink, max_seqlen_q, max_seqlen_k,
+                    softmax_scale, causal, window_size, softcap, num_splits, return_lse,
+                ),
+                call,
+            )  # fmt: skip
     if batch_shape is not None:
         out = out.unflatten(0, batch_shape)
         lse = lse.unflatten(1, batch_shape).transpose(0, 1)
     return out, (lse if return_lse else None)
 
 
+@_cached_answered_first
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -258,7 +363,7 @@ def attend_with_features(
         (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
         descales,
     )  # fmt: skip
-    out, lse = _run(call, deterministic)
+    out, lse = _run_operator(call, deterministic) if _wants_operator(call) else forward(call)
     return out, (lse if return_lse else None)
 
 
@@ -443,12 +548,14 @@ def _checked_descales(
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _run(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
-    """Plainly, or as an operator of torch where gradients or a compiler want one."""
+def _wants_operator(call: Call) -> bool:
+    """Whether gradients or a compiler want an operator of torch around the kernels."""
     inputs = (call.q, call.k, call.v, call.sink)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    if not (needs_grad or torch.compiler.is_compiling()):
-        return forward(call)
+    return needs_grad or torch.compiler.is_compiling()
+
+
+def _run_operator(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if not torch.compiler.is_compiling():
