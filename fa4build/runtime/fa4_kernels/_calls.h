@@ -1,10 +1,10 @@
 /* Whole calls that were seen before, answered in C: look up, allocate, launch. Part of _launcher.c.
  *
  * ForwardCalls answers `flash_attn_func`, by dtype, head dims, device and mask (and by extents, where a kernel is for
- * some alone). RecipeCalls answers `call` and packed attention, by the dtypes, shapes and devices of all tensors and the
- * values of all scalars. `run` returns None for everything it was not told, or that asks for a check, a copy, a gradient or an error:
- * the Python code beside it then does the whole call, so nothing is decided here. `add` passes over launches that are
- * not this launcher's, which stand for it in tests.
+ * some alone). RecipeCalls answers `call` and packed attention, by the dtypes, shapes and devices of all tensors and
+ * the values of all scalars. `run` returns None for everything it was not told, or that asks for a check, a copy, a
+ * gradient or an error: the Python code beside it then does the whole call, so nothing is decided here. `add` passes
+ * over launches that are not this launcher's, which stand for it in tests.
  *
  * Both are tables of SLOTS places, WAYS of them for a hash: a call too many takes the place of another, which Python
  * then answers. What a call uses is held by a reference until it ends, since allocating can run Python code that clears
@@ -510,7 +510,7 @@ static int key_object(CallKey *key, PyObject *object) {
     return 1;
 }
 
-/* A number, a text, or a pair of such; other objects may compare in ways of their own, or be tensors of another type. */
+/* A number, a text, or a pair of such; others may compare in ways of their own, or be tensors of another type. */
 static int is_simple(PyObject *value, int depth) {
     if (depth == 0 && PyTuple_CheckExact(value) && PyTuple_Size(value) == 2)
         return is_simple(PyTuple_GetItem(value, 0), 1) && is_simple(PyTuple_GetItem(value, 1), 1);
@@ -715,7 +715,8 @@ static PyObject *recipe_run(PyObject *object, PyObject *const *args, Py_ssize_t 
 }
 
 static PyMethodDef recipe_methods[] = {
-    {"add", recipe_add, METH_VARARGS, "add(op, arguments, buffers, steps, results, is_differentiable=False): answer such calls"},
+    {"add", recipe_add, METH_VARARGS,
+     "add(op, arguments, buffers, steps, results, is_differentiable=False): answer such calls"},
     {"run", (PyCFunction)(void (*)(void))recipe_run, METH_FASTCALL,
      "run(op, arguments) -> results, or None: not answered"},
     {"clear", calls_clear, METH_NOARGS, "clear(): forget all calls"},
