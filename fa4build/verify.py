@@ -330,7 +330,8 @@ class _Run:
         requests: dict[str, Request] = {}
         key_of, entry_of = {}, {}
         waiting: list[str] = []
-        proven: dict[str, Check] = {}
+        before: dict[str, Check] = {}  # by variant: twins have chains of their own
+        proven: dict[str, Check] = {}  # by what twins share
         for variant, entry in zip(variants, entries, strict=True):
             entry_of[variant.id] = entry
             if not has_cases(variant):
@@ -341,7 +342,8 @@ class _Run:
             key = key_of[variant.id] = _alike(request)
             summary = known.get(request.sha256) or self._known_of_twin(variant, key, known)
             if summary is not None:
-                proven[key] = Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
+                check = Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
+                before[variant.id] = proven[key] = check
             elif key not in {key_of[name] for name in waiting}:
                 waiting.append(variant.id)
 
@@ -352,7 +354,8 @@ class _Run:
 
         first = [name for name in waiting if key_of[name] not in proven]
         self._run([Task(name=name, function=prove, argument=requests[name]) for name in first], end)
-        again = [(request, proven[key_of[name]]) for name, request in requests.items() if name not in first]
+        rest = [(name, request) for name, request in requests.items() if name not in first]
+        again = [(request, before.get(name) or proven[key_of[name]]) for name, request in rest]
         self._run(list(self._left(again, entry_of)), end)
 
     def _known_proofs(self) -> dict[str, Mapping[str, Any]]:

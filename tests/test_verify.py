@@ -18,6 +18,7 @@ from fa4build.toolchain import current_toolchain
 from fa4build.variants import Selection, expand_matrix, parse_variant
 from fa4build.verify import Check, Options, VerifyReport, built_variants, install_record, keep_simulated, verify
 from fa4build.verify_pool import End
+from fa4build.verify_runs import Link
 from fa4build.verify_simulate import Proof
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
@@ -153,6 +154,8 @@ def simulations(monkeypatch):
         for task in tasks:
             ran.append(task.name)
             summary = task.argument.proven or {"proof_sha256": task.argument.sha256, "seeds": [1], "cases": 12}
+            if task.argument.chain:
+                summary = {**summary, "chain_sha256": task.argument.chain_sha256}
             proof = Proof(summary=summary, runs=(), failures=("wrong",) if "failing" in ran else ())
             on_end(End(name=task.name, result=proof, error=None, seconds=1.0))
 
@@ -185,6 +188,21 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
     assert all(read_record(cache.root, "simulated", digest)["cases"] == 12 for digest in digests.values())
     again = verify(variants, cache, Options(static=False))
     assert simulations == [TWINS[0]]
+    assert [check.status for check in again.checks] == ["known", "known"]
+
+
+def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypatch):
+    """The kernel is simulated once, each target's chain of other kernels once; both again: nothing."""
+    chain = lambda self, variant: (Link(op="fwd", ptx=variant.arch, plan="", registers=1),)  # noqa: E731
+    monkeypatch.setattr("fa4build.verify._Run._chain", chain)
+    cache = Cache(tmp_path)
+    fill_twins(cache)
+    variants = [parse_variant(name) for name in TWINS]
+    verify(variants, cache, Options(static=False))
+    assert simulations == list(TWINS)
+
+    again = verify(variants, cache, Options(static=False))
+    assert simulations == list(TWINS)
     assert [check.status for check in again.checks] == ["known", "known"]
 
 
