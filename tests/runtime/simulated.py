@@ -88,7 +88,7 @@ def _recorded_launch(record, planned):
         kernel=record.kernel.decode(),
         grid=tuple(record.grid),
         block=tuple(record.block),
-        cluster=(1, 1, 1),
+        cluster=tuple(record.cluster),
         smem=record.smem,
         pdl=False,
         cooperative=False,
