@@ -27,6 +27,7 @@ from tests.runtime.simulated import _pack, compile_variants  # noqa: E402
 IDS = (
     "fwd-sm90a-bf16-hd64-causal-varlen",
     "fwd-sm90a-bf16-hd64-causal-varlen-split",
+    "fwd-sm90a-bf16-hd64-local-varlen",
     "fwd-sm90a-bf16-hd64-full-varlen-sink",
     "fwd-sm90a-bf16-hd64-full-paged",
     "fwd-sm90a-bf16-hd64-full-paged-split-softcap",
@@ -290,6 +291,23 @@ def test_a_converted_sink_is_never_told(in_c):
         PACKED(*args, **options)
     with pytest.raises(TypeError, match="NoneType"):
         in_c(PACKED, *args, **options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"window_size": [5, 0]}, id="a list"),
+        pytest.param({"causal": torch.tensor(True)}, id="a tensor for a number"),
+        pytest.param({"max_seqlen_q": torch.tensor(20)}, id="a tensor for a bound"),
+    ],
+)
+def test_what_is_no_plain_number_is_served_and_never_told(in_c, given):
+    """Its value is not in what the launcher compares."""
+    (*args, _, _), options = varlen()
+    for _ in range(4):
+        assert PACKED(*args, **(options | given))[0].shape == (25, 4, 64)
+    with pytest.raises(TypeError, match="NoneType"):
+        in_c(PACKED, *args, **(options | given))
 
 
 def test_nothing_is_told_during_a_capture(in_c, capture):

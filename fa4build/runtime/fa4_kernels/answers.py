@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 
 _OP = object()  # among what the launcher keeps: no recipe's operator
 _AS_IT_IS, _MERGED, _LED = 0, 2, 4  # ways to see a tensor, see _launcher.pyi
+_NUM_TENSORS = 9  # the first of Arguments
 _MAX_COUNTED = 4096
 _TOLD_AGAIN = 64  # the launcher may have forgotten it
 _counts: dict[tuple[Any, ...], int] = loader.seen_calls
@@ -53,7 +54,7 @@ def _answer_none(arguments: tuple[Any, ...]) -> Any:
 answer: Callable[[tuple[Any, ...]], Any] = _answer_none
 """(out, lse or None) for a call like one that the launcher was told of, or None for another.
 
-Raises: LayoutError, before anything is launched, where a tensor must be copied; else as a launch.
+Raises: LayoutError where a tensor must be copied; else as a launch.
 """
 
 
@@ -66,7 +67,7 @@ def note(arguments: Arguments, call: Call) -> None:
         return
     if arguments.return_lse and arguments.q.dim() == 4:
         return  # the caller's lse is a view, which the launcher does not make
-    if call.sink is not arguments.learnable_sink:
+    if call.sink is not arguments.learnable_sink or not _is_plain(arguments):
         return  # converted at each call
     key = tuple(x.shape if isinstance(x, Tensor) else x for x in arguments)
     count = _counts[key] = _counts.get(key, 0) + 1
@@ -74,6 +75,14 @@ def note(arguments: Arguments, call: Call) -> None:
         _counts.clear()
     if count % _TOLD_AGAIN == 2 and not loader.runtime().is_capturing:
         _tell(arguments, call)
+
+
+def _is_plain(arguments: Arguments) -> bool:
+    """Whether all but the tensors are numbers: the launcher compares shapes of tensors, not what they hold."""
+    *numbers, window, softcap, num_splits, return_lse = arguments[_NUM_TENSORS:]
+    if type(window) is not tuple:
+        return False
+    return all(x is None or isinstance(x, (int, float)) for x in (*numbers, *window, softcap, num_splits, return_lse))
 
 
 def _tell(arguments: Arguments, call: Call) -> None:
