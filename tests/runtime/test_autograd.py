@@ -68,7 +68,7 @@ def as_numpy(*tensors):
 
 def assert_gradients(tensors, dout, window):
     """The .grad of q, k, v are within the acceptance rule of the float64 gradients for dout."""
-    inputs, scale = as_numpy(*tensors, dout), 128**-0.5
+    inputs, scale = as_numpy(*tensors, dout), tensors[0].shape[-1] ** -0.5
     found = Gradients(**dict(zip(("dq", "dk", "dv"), as_numpy(*(x.grad for x in tensors)), strict=True)))
     expected = reference_gradients(*inputs, scale, window)
     bounds = gradient_bounds(expected, same_dtype_gradients(*inputs, scale, window, "bf16"), "bf16")

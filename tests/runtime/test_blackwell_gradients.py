@@ -14,16 +14,8 @@ pytest.importorskip("cutlass")
 import fa4_kernels  # noqa: E402
 from fa4_kernels import loader  # noqa: E402
 
-from fa4build.acceptance_backward import (  # noqa: E402
-    Gradients,
-    gradient_bounds,
-    gradient_errors,
-    reference_gradients,
-    same_dtype_gradients,
-)
 from tests.runtime.simulated import SimulatedRuntime, compile_variants  # noqa: E402
-
-UNBOUNDED = 1 << 30
+from tests.runtime.test_autograd import UNBOUNDED, assert_gradients  # noqa: E402
 
 
 def chain(arch, head_dims, forward, backward, last):
@@ -80,10 +72,4 @@ def test_a_whole_pass_on_blackwell(launcher, fake, tmp_path, kind):
 
     launched = [name.rsplit("_", 1)[0] for name in runtime.launched]
     assert list(dict.fromkeys(launched)) == [name.replace("-", "_") for name in ids]
-    inputs, scale = [x.detach().double().numpy() for x in (q, k, v, dout)], head_dim**-0.5
-    window = (UNBOUNDED, 0 if options.get("causal") else UNBOUNDED)
-    found = Gradients(**{f"d{name}": x.grad.double().numpy() for name, x in (("q", q), ("k", k), ("v", v))})
-    expected = reference_gradients(*inputs, scale, window)
-    bounds = gradient_bounds(expected, same_dtype_gradients(*inputs, scale, window, "bf16"), "bf16")
-    errors = gradient_errors(found, expected)
-    assert all(errors[name] <= bounds[name] for name in bounds), (errors, bounds)
+    assert_gradients((q, k, v), dout, (UNBOUNDED, 0 if options.get("causal") else UNBOUNDED))
