@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
 from fa4_kernels import InputError, NoKernelError, answers, loader  # noqa: E402
-from fa4_kernels.splitting import chosen_splits, query_blocks  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
@@ -451,27 +450,3 @@ def test_keys_outside_a_window_are_no_reason_to_split(runtime):
 
     close(out[0], attention(q[0].double(), cache[0].double(), cache[0].double(), causal=True, window=(99, 0))[0])
     assert runtime.launched == ["fwd/dense"]
-
-
-@pytest.mark.parametrize(
-    ("num_sms", "blocks", "max_seqlen_k", "expected"),
-    [
-        (132, 8, 16384, 16),  # 132 // 8
-        (132, 1, 16384, 128),  # the most that is chosen
-        (132, 200, 16384, 1),  # full already
-        (132, 8, 512, 1),  # 4 blocks of keys or fewer
-        (132, 8, 700, 6),  # one part a block of keys
-        (132, 0, 16384, 1),
-        (132, 8, None, 1),
-    ],
-)
-def test_the_choice_fills_the_device_once(num_sms, blocks, max_seqlen_k, expected):
-    """fa4-kernels.md, section 1.3."""
-    assert expected == chosen_splits(num_sms=num_sms, num_query_blocks=blocks, max_seqlen_k=max_seqlen_k)
-
-
-def test_query_blocks_hold_all_heads_of_a_key_head():
-    """32 query heads, 4 key heads, 1 query: 8 rows, one tile a key head and sequence. Unknown lengths: one more."""
-    assert 4 * 6 == query_blocks(batch=6, total_q=6, max_seqlen_q=1, num_heads_q=32, num_heads_kv=4)
-    assert 4 * 6 == query_blocks(batch=6, total_q=6, max_seqlen_q=None, num_heads_q=32, num_heads_kv=4)
-    assert 4 * (2 + 3) == query_blocks(batch=3, total_q=40, max_seqlen_q=None, num_heads_q=32, num_heads_kv=4)

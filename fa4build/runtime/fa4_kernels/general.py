@@ -26,7 +26,7 @@ from .problems import (
     ordinal_of,
     problem_for,
 )
-from .splitting import chosen_splits, query_blocks, visible_keys
+from .splitting import Keys, Rows, chosen_splits, key_blocks, visible_keys
 
 Tensor = torch.Tensor
 _MAX_KEPT = 256
@@ -219,27 +219,26 @@ def launches_for(call: Call) -> tuple[int, ForwardLaunches]:
     """Number of splits and kernels. A number chosen here is 1 where no kernel splits."""
     if call.num_splits >= 1:
         return call.num_splits, _bound_forward(call, is_split=call.num_splits > 1)
-    q, k, ordinal = call.q, call.k, ordinal_of(call.q)
-    is_dense = call.lists.layout == "dense"
-    max_seqlen_q, max_seqlen_k = (q.shape[1], k.shape[1]) if is_dense else (call.max_seqlen_q, call.max_seqlen_k)
-    num_query_blocks = query_blocks(
-        batch=call.batch,
-        total_q=q.shape[0] * (q.shape[1] if is_dense else 1),
-        max_seqlen_q=max_seqlen_q,
-        num_heads_q=q.shape[-2],
-        num_heads_kv=k.shape[-2],
-    )
-    chosen = chosen_splits(
-        num_sms=loader.runtime().device(ordinal).sm_count,
-        num_query_blocks=num_query_blocks,
-        max_seqlen_k=visible_keys(call.window, max_seqlen_q, max_seqlen_k),
-    )
+    device = loader.runtime().device(ordinal_of(call.q))
+    queries, keys = _shape_of(call)
+    chosen = chosen_splits(queries, keys, num_sms=device.sm_count, major=device.compute_capability[0])
     if chosen > 1:
         try:
             return chosen, _bound_forward(call, is_split=True)
         except NoKernelError:
             pass
     return 1, _bound_forward(call, is_split=False)
+
+
+def _shape_of(call: Call) -> tuple[Rows, Keys]:
+    """What the number of splits is chosen from."""
+    q, k, v = call.q, call.k, call.v
+    is_dense = call.lists.layout == "dense"
+    max_seqlen_q, max_seqlen_k = (q.shape[1], k.shape[1]) if is_dense else (call.max_seqlen_q, call.max_seqlen_k)
+    total_q = q.shape[0] * (q.shape[1] if is_dense else 1)
+    queries = Rows(call.batch, total_q, max_seqlen_q, q.shape[-2], k.shape[-2])
+    blocks = key_blocks(visible_keys(call.window, max_seqlen_q, max_seqlen_k))
+    return queries, Keys(blocks, (q.shape[-1], v.shape[-1]), q.element_size(), mask_of(*call.window))
 
 
 def _bound_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
