@@ -14,8 +14,11 @@ Equal wheels give equal bundles, byte for byte. A bundle appears whole or not at
 
 import base64
 import json
+import os
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,15 +26,18 @@ from pathlib import Path
 
 from fa4build import __version__
 from fa4build.errors import BundleError
+from fa4build.files import replace_directory
 from fa4build.index import WHEELS_DIR, IndexedWheel, describe_wheel, file_sha256, index_files
-from fa4build.manifest import Manifest
+from fa4build.inspect import inspect_file
+from fa4build.manifest import Manifest, pack_import_name
 from fa4build.pack import read_pack
 from fa4build.runtime import bundle_check
 from fa4build.runtime.bundle_check import SIGNATURE_FILE, SIGNED_PREFIX, SUMS_FILE
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
+from fa4build.runtime.fa4_kernels.trust import SEAL_FILE
 from fa4build.sbom import Component, pypi_component, sbom_components, sbom_json
 from fa4build.signing import SigningKey
-from fa4build.wheel import LICENSE, RUNTIME_DIR, RUNTIME_NAME
+from fa4build.wheel import ENTRY_POINT_GROUP, LICENSE, RUNTIME_DIR, RUNTIME_NAME
 from fa4build.wheel_file import read_wheel
 
 DESCRIPTION_FILE = "bundle.json"
@@ -60,13 +66,15 @@ def write_bundle(
         out: the bundle's directory. One that is there already is replaced if it is a bundle, else refused.
         wheels: wheels of fa4build; each is verified down to the last kernel.
         include: wheels of others, or directories of such: what the runtime requires and the target machines lack.
+            Packs and runtimes among them were made elsewhere, and are verified like those in `wheels`.
         sign: the key that signs the listing of digests.
 
     Raises: BundleError; WheelError if one of our wheels is damaged. `out` is as before then.
     """
-    ours = sorted(wheels, key=lambda path: path.name)
-    others = sorted(_included(include), key=lambda path: path.name)
-    _check_target(out)
+    check_target(out)
+    included = _included(include)
+    ours = sorted([*wheels, *filter(_is_ours, included)], key=lambda path: path.name)
+    others = sorted((path for path in included if path not in ours), key=lambda path: path.name)
     described = [describe_wheel(path) for path in (*ours, *others)]
     _check_set(described)
     manifests = [manifest for path in ours if (manifest := _manifest(path)) is not None]
@@ -81,9 +89,7 @@ def write_bundle(
         _seal(root, sign)
         _make_modes(root)
         size, count = _measure(root)
-        if out.exists():
-            out.rename(Path(scratch) / "replaced")
-        root.rename(out)
+        replace_directory(root, out)
     key_id = None if sign is None else sign.key_id
     return Bundle(path=out, wheels=tuple(described), num_files=count, size=size, key_id=key_id)
 
@@ -99,8 +105,28 @@ def _included(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _check_target(out: Path) -> None:
-    """Nothing but a bundle is ever replaced."""
+def _is_ours(path: Path) -> bool:
+    """Whether a wheel holds what the runtime would load, or is the runtime, whoever made it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            points = (archive.read(name) for name in names if name.endswith(".dist-info/entry_points.txt"))
+            announced = any(ENTRY_POINT_GROUP.encode() in text for text in points)
+    except (OSError, ValueError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return False  # `describe_wheel` says what is wrong with it
+    packages = {name.split("/")[0] for name in names if name.endswith(f"/{SEAL_FILE}")}
+    return announced or path.name.startswith(pack_import_name(RUNTIME_NAME)) or bool(packages)
+
+
+def check_target(out: Path) -> None:
+    """Nothing but a bundle is ever replaced, and a bundle needs a directory that can be written to.
+
+    Raises: BundleError. Call it before long work.
+    """
+    above = next((path for path in out.absolute().parents if path.exists()), Path("/"))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "cannot be written to" if above.is_dir() else "is no directory"
+        raise BundleError(f"{out}: {above} {reason}. Give a new directory where you may write.")
     if out.exists() and not (out / DESCRIPTION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise BundleError(f"{out}: is there and is no bundle, so it is left alone. Give a new directory.")
 
@@ -121,13 +147,14 @@ def _check_set(wheels: Sequence[IndexedWheel]) -> None:
 
 
 def _manifest(path: Path) -> Manifest | None:
-    """The manifest of a pack wheel, verified; None for a runtime wheel, verified as well."""
+    """The manifest of a pack wheel, verified to the kernel; None for a runtime wheel, verified to its launcher."""
     wheel = read_wheel(path)
     if any(name.count("/") == 1 and name.endswith("/manifest.json") for name in wheel.files):
         manifest = read_pack(path).manifest
         if manifest.abi != ABI_HASH:
             raise BundleError(f"{path.name}: made for ABI {manifest.abi[:12]}, the runtime here has {ABI_HASH[:12]}.")
         return manifest
+    inspect_file(path)
     return None
 
 

@@ -14,6 +14,7 @@ from fa4build.evidence import Committed, committed_in, evidence_for
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named
 from fa4build.launcher_build import PLATFORMS, platform_named
+from fa4build.kernel_check import claim_of_entry
 from fa4build.manifest import Facts
 from fa4build.pack import Artifact
 from fa4build.pipeline import find_cached, require_cached
@@ -149,8 +150,10 @@ def committed_evidence() -> tuple[Path, ...]:
 def artifact_of(entry: CacheEntry, cache: Cache, committed: Committed) -> Artifact:
     """A cached compile as a pack takes it, with the evidence there is for its very cubin.
 
-    Raises: CacheCorruptError when stored bytes do not match their digest.
+    Raises: CacheCorruptError when stored bytes do not match their digest; WheelError when the entry is of another
+        variant than its key.
     """
+    claim_of_entry(entry.name, entry.inputs, entry.facts)
     source = entry.inputs["source"]
     variant = source["variant"]
     facts = Facts(

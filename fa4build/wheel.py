@@ -27,7 +27,7 @@ from fa4build.launcher_build import (
     sources_digest,
 )
 from fa4build.manifest import FAMILY, canonical_json, pack_import_name
-from fa4build.pack import Artifact, build_pack, pack_from_files
+from fa4build.pack import Artifact, build_pack, check_artifacts, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.trust import Signature
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
@@ -44,6 +44,10 @@ SIZE_LIMIT_BYTES = 100_000_000
 RUNTIME_REQUIRES = ("torch>=2.6",)
 RUNTIME_DIR = Path(__file__).parent / "runtime" / "fa4_kernels"
 
+_FOREIGN_KERNEL = (
+    "Nothing is packed, signed or written. The store holds other bytes than the compiler left: build the kernel again "
+    "with an empty --cache-dir, and find out who writes to this store and to its --remote-cache."
+)
 _PACKING_MODULES = (
     "manifest.py",
     "pack.py",
@@ -158,13 +162,14 @@ def prepare_pack_wheel(
         sign: the key that signs the manifest.
         signatures: made before, of the same manifest: for building a signed wheel again without its key.
 
-    Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
-        be larger than the limit.
+    Raises: WheelError when there is nothing to pack, an artifact is for another target or is not the kernel that its
+        facts describe, ids repeat, or the wheel would be larger than the limit.
     """
     ordered = sorted(artifacts, key=lambda artifact: artifact.facts.id)
     labels = labels or PackLabels(name=pack_name(arch))
     name = labels.name
     _check_targets(ordered, arch)
+    check_artifacts(ordered, remedy=_FOREIGN_KERNEL)
     inputs = _digest(
         {
             "version": version,

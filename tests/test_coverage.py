@@ -24,7 +24,7 @@ from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
-from tests.artifacts import TOOLCHAIN, made_up_artifact
+from tests.artifacts import TOOLCHAIN, made_up_artifact, with_code
 
 ARCH = arch_named("sm90")
 
@@ -39,15 +39,14 @@ WRITTEN = written_for(ARCH)
 
 def artifact_of(variant, **axes: object) -> Artifact:
     """A made-up compile of a variant, its axes as the builder writes them unless changed."""
-    model = made_up_artifact()
     facts = dataclasses.replace(
-        model.facts,
+        made_up_artifact().facts,
         id=variant.id,
         op=variant.op,
         target=arch_named(variant.arch).target,
         axes={**variant_axes(variant), **axes},
     )
-    return dataclasses.replace(model, facts=facts, cubin=model.cubin + variant.id.encode())
+    return with_code(facts, variant.id.encode())
 
 
 def packed(artifacts: list[Artifact], directory: Path) -> tuple[Pack, ...]:

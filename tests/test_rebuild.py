@@ -20,7 +20,7 @@ from fa4build.selection import Selection
 from fa4build.signing import new_key
 from fa4build.wheel import write_runtime_wheel
 from tests.artifacts import COMPILER_CACHE
-from tests.test_release import TWO, fill
+from tests.test_release import TWO, fill, objects_of
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -59,7 +59,7 @@ def test_a_kernel_that_differs_is_named(tmp_path: Path) -> None:
     other = Cache(tmp_path / "other")
     for entry in fill(other):
         if entry.name.endswith("-full"):
-            objects = {name: other.read(entry, name) for name in entry.objects} | {"cubin": b"\x7fELF another"}
+            objects = objects_of(entry.name) | {"cubin": b"\x7fELF another"}
             other.put(name=entry.name, inputs=entry.inputs, facts=entry.facts, objects=objects)
     result = rebuild(path, other, nothing)
 

@@ -25,6 +25,7 @@ from fa4build.tuning import tuning_for
 from fa4build.variants import Selection, expand_matrix
 from fa4build.wheel_file import read_wheel
 from tests.artifacts import COMPILER_CACHE
+from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -38,9 +39,16 @@ def fill(cache: Cache, selection: Selection = TWO, **facts: object) -> list[Cach
         recipe = recipe_for(variant, current_toolchain(), CompileOptions())
         known = {"target": "sm_90a", "ptxas": "V13.1.80", "symbols": [f"{variant.symbol}_0"], "registers": 168}
         known |= {"spill_bytes": 0, "local_bytes": 0, "shared_bytes": 200000, **facts}
-        objects = {"cubin": b"\x7fELF " + variant.id.encode() * 50, "plan": b"{}", "ptx": b"", "log": b""}
+        objects = objects_of(variant.id, local_bytes=known["spill_bytes"])
         entries.append(cache.put(name=variant.id, inputs=recipe.inputs, facts=known, objects=objects))
     return entries
+
+
+def objects_of(name: str, **entry: int) -> dict[str, bytes]:
+    """What a compile leaves: a made-up cubin, its plan, and texts that nobody reads here."""
+    symbol = f"{name.replace('-', '_')}_0"
+    cubin = made_up_cubin({symbol: MadeUpEntry(**entry)}, code=name.encode() * 50)
+    return {"cubin": cubin, "plan": made_up_plan(cubin, [symbol]), "ptx": b"", "log": b""}
 
 
 def packs_only(cache: Cache, out_dir: Path, **options: object) -> Path:
@@ -59,7 +67,7 @@ def test_pack_holds_what_the_cache_holds(tmp_path: Path) -> None:
     entry = entries["fwd-sm90a-bf16-hd128-causal"]
 
     assert sorted(artifacts) == ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd128-full"]
-    assert causal.cubin == b"\x7fELF " + b"fwd-sm90a-bf16-hd128-causal" * 50
+    assert causal.cubin == objects_of("fwd-sm90a-bf16-hd128-causal")["cubin"]
     assert (causal.facts.op, causal.facts.target, causal.facts.key) == ("fwd", "sm_90a", entry.key)
     assert causal.facts.axes == {
         "dtype": "bf16",
@@ -118,7 +126,7 @@ def test_evidence_belongs_to_the_cubin(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     fill(cache)
     before = packs_only(cache, tmp_path / "dist").read_bytes()
-    causal = hashlib.sha256(b"\x7fELF " + b"fwd-sm90a-bf16-hd128-causal" * 50).hexdigest()
+    causal = hashlib.sha256(objects_of("fwd-sm90a-bf16-hd128-causal")["cubin"]).hexdigest()
     write_record(cache.root, "simulated", causal, {"cases": 12})
     record = {
         "schema": 1,

@@ -78,13 +78,14 @@ def command(
     """
     import tempfile
 
-    from fa4build.bundle import write_bundle
+    from fa4build.bundle import check_target, write_bundle
     from fa4build.families.registry import family_named
     from fa4build.release import ALL_PLATFORMS, write_wheels
     from fa4build.signing import load_key
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
+    check_target(out)
     wanted, cache = selection(arches, globs, spec), open_cache(cache_dir, remote_cache, remote_cache_write)
     family = family_named(family_name)
     key = None if key_file is None else load_key(key_file)
