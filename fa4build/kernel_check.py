@@ -52,7 +52,9 @@ def claim_of(kernel_id: str, facts: object) -> Claim:
             raise TypeError("of another type")
         return Claim(id=kernel_id, **{**values, "symbols": tuple(values["symbols"])})
     except (KeyError, TypeError, AttributeError) as error:
-        raise WheelError(f"kernel {kernel_id}: its facts lack what every compile has ({error}). Build it again.") from None
+        raise WheelError(
+            f"kernel {kernel_id}: its facts lack what every compile has ({error}). Build it again."
+        ) from None
 
 
 def claim_of_entry(name: str, inputs: Mapping[str, Any], facts: Mapping[str, Any]) -> Claim:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import WheelError
 from fa4build.evidence import Evidence
+from fa4build.runtime.fa4_kernels.evidence import backed_levels
 
 if TYPE_CHECKING:
     import jsonschema
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 FAMILY = "fa4"
 MAX_GROUP_ENTRIES = 64
+EVIDENCE_STATES = ("silicon", "simulated", "static", "claimed", "none")
+"""Of an entry: the highest level that a record backs, one that nothing backs, or no level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,18 @@ class Entry:
     def id(self) -> str:
         """The variant id, unique in a pack."""
         return self.facts.id
+
+    @property
+    def evidence_level(self) -> str:
+        """The highest level that a record backs; `claimed` if only others are named, `none` if none is."""
+        passed = backed_levels(
+            self.facts.evidence.as_dict(),
+            kernel=self.id,
+            target=self.facts.target,
+            cubin_sha256=self.cubin.sha256,
+            plan_sha256=self.plan.sha256,
+        )
+        return passed[-1] if passed else "none" if self.facts.evidence.level == "none" else "claimed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,6 +178,15 @@ def read_pack(path: Path) -> Pack:
     return pack
 
 
+def manifests_in(wheel: Path) -> tuple[Manifest, ...]:
+    """The manifests of all packs in a wheel, none of a runtime wheel. Kernels are not read. Raises: WheelError."""
+    from fa4build.wheel_file import read_wheel
+
+    files = read_wheel(wheel).files
+    names = sorted(name for name in files if name.endswith(f"/{MANIFEST_FILE}") and name.count("/") == 1)
+    return tuple(manifest_from_json(files[name], origin=f"{wheel.name}: {name}") for name in names)
+
+
 def _read_pack(path: Path) -> Pack:
     """The pack itself, its kernels unread."""
     if path.is_dir():

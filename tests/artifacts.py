@@ -6,9 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
+from fa4build.evidence import Evidence
 from fa4build.manifest import Facts
 from fa4build.pack import Artifact
+from fa4build.runtime.fa4_kernels.evidence import RECORD_FIELD, record_digest
 from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
+from tests.summaries import summary
 
 ABI = "ab" * 32
 COMPILER_CACHE = Path(tempfile.gettempdir()) / f"fa4build-tests-zig-{os.getuid()}"
@@ -55,6 +58,16 @@ def with_code(facts: Facts, code: bytes) -> Artifact:
     cubin = made_up_cubin({symbol: entry}, target=facts.target, code=code)
     plan = made_up_plan(cubin, [symbol], smem=facts.shared_bytes, spec={"head_dim": facts.axes.get("head_dim")})
     return Artifact(facts=dataclasses.replace(facts, symbols=(symbol,)), cubin=cubin, plan=plan)
+
+
+def proven(artifact: Artifact, *levels: str) -> Artifact:
+    """The artifact with evidence of these levels, sealed for it."""
+    facts, digests = artifact.facts, [hashlib.sha256(data).hexdigest() for data in (artifact.cubin, artifact.plan)]
+    rows = {level: summary(level, facts.target) for level in levels}
+    sealed = {
+        level: {**row, RECORD_FIELD: record_digest(level, facts.id, *digests, row)} for level, row in rows.items()
+    }
+    return dataclasses.replace(artifact, facts=dataclasses.replace(facts, evidence=Evidence(**sealed)))
 
 
 def made_up_family(count: int) -> list[Artifact]:

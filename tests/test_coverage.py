@@ -18,13 +18,12 @@ from fa4build.arch import ARCHES, Arch, arch_named
 from fa4build.axes import Variant
 from fa4build.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of
 from fa4build.errors import CoverageError
-from fa4build.evidence import Evidence
 from fa4build.pack import Artifact, build_pack, write_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
-from tests.artifacts import TOOLCHAIN, made_up_artifact, with_code
+from tests.artifacts import TOOLCHAIN, made_up_artifact, proven, with_code
 
 ARCH = arch_named("sm90")
 
@@ -193,7 +192,7 @@ def test_an_entry_that_nothing_reaches_is_an_orphan(tmp_path: Path) -> None:
     second = dataclasses.replace(artifact_of(WRITTEN[0]).facts, id=WRITTEN[0].id + "-zzz")
     copies = [
         *(artifact_of(variant) for variant in WRITTEN),
-        dataclasses.replace(artifact_of(WRITTEN[0]), facts=second),
+        with_code(second, b"second"),
     ]
     coverage = cover(packed(copies, tmp_path))
 
@@ -205,11 +204,11 @@ def test_an_entry_that_computes_the_same_by_other_means_is_an_alternative(tmp_pa
     """Another cta_group: it is reached when it has more evidence than the first, so it is no dead weight."""
     plain = [artifact_of(variant) for variant in WRITTEN]
     causal = next(variant for variant in WRITTEN if variant.id == "fwd-sm90a-bf16-hd128-causal")
-    twin = artifact_of(causal, cta_group=2)
     name = causal.id + "-2cta"
-    for evidence, reached in ((Evidence(), False), (Evidence(simulated={"cases": 1}), True)):
-        facts = dataclasses.replace(twin.facts, id=name, evidence=evidence)
-        packs = packed([*plain, dataclasses.replace(twin, facts=facts)], tmp_path / str(reached))
+    facts = dataclasses.replace(artifact_of(causal, cta_group=2).facts, id=name)
+    twin = with_code(facts, b"twin")
+    for more, reached in ((twin, False), (proven(twin, "simulated"), True)):
+        packs = packed([*plain, more], tmp_path / str(reached))
         coverage = cover(packs)
 
         assert coverage.orphans == ()

@@ -15,7 +15,7 @@ import pytest
 from fa4build.cache import Cache, CacheEntry
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import NotCachedError, WheelError
-from fa4build.evidence import Committed, write_record
+from fa4build.evidence import Committed, subject_of, write_record
 from fa4build.pack import read_pack, unpack
 from fa4build.pipeline import recipe_for
 from fa4build.release import artifact_of, toolchain_of, write_wheels
@@ -26,6 +26,7 @@ from fa4build.variants import Selection, expand_matrix
 from fa4build.wheel_file import read_wheel
 from tests.artifacts import COMPILER_CACHE
 from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
+from tests.summaries import summary
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -124,22 +125,23 @@ def test_spills_are_shipped_knowingly_or_not_at_all(tmp_path: Path) -> None:
 def test_evidence_belongs_to_the_cubin(tmp_path: Path) -> None:
     """A record for one cubin's sha256 reaches its entry and no other; new evidence makes a new wheel."""
     cache = Cache(tmp_path / "cache")
-    fill(cache)
+    entries = sorted(fill(cache), key=lambda entry: entry.name)
     before = packs_only(cache, tmp_path / "dist").read_bytes()
     causal = hashlib.sha256(objects_of("fwd-sm90a-bf16-hd128-causal")["cubin"]).hexdigest()
-    write_record(cache.root, "simulated", causal, {"cases": 12})
+    write_record(cache.root, "simulated", subject_of(entries[0]), summary("simulated"))
     record = {
         "schema": 1,
-        "date": "2026-11-29",
+        "date": "2026-11-29T18:00:00Z",
+        "capability": "sm_90a",
         "device": "NVIDIA H200",
         "driver": "580.1",
         "torch": "2.11",
-        "variants": [{"cubin_sha256": causal, "passed": True, "cases": 40, "worst_ratio": 1.2}],
+        "variants": [{"id": TWO.globs[0], "cubin_sha256": causal, "passed": True, "cases": 40, "worst_ratio": 0.2}],
     }
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / "run.json").write_text(json.dumps(record))
     path = packs_only(cache, tmp_path / "dist", evidence_dirs=(tmp_path / "evidence", tmp_path / "none"))
-    levels = {entry.id: entry.facts.evidence.level for entry in read_pack(path).manifest.entries}
+    levels = {entry.id: entry.evidence_level for entry in read_pack(path).manifest.entries}
 
     assert levels == {"fwd-sm90a-bf16-hd128-causal": "silicon", "fwd-sm90a-bf16-hd128-full": "none"}
     assert path.read_bytes() != before

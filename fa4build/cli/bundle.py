@@ -8,6 +8,7 @@ import click
 
 from fa4build.cli.common import (
     cache_dir_option,
+    evidence_line,
     family_option,
     human_bytes,
     jobs_option,
@@ -112,4 +113,7 @@ def _print(bundle: "Bundle", as_json: bool) -> None:
     for wheel in bundle.wheels:
         click.echo(f"{wheel.file_name}  {human_bytes(wheel.size)}  sha256 {wheel.sha256[:16]}")
     signed = f", signed by {bundle.key_id}" if bundle.key_id else ""
+    ours = [wheel.file_name for wheel in bundle.wheels if wheel.project.startswith("fa4-kernels")]
+    if line := evidence_line(bundle.path / "wheels" / name for name in ours):
+        click.echo(line)
     click.echo(f"{bundle.path}: {bundle.num_files} files, {human_bytes(bundle.size)}{signed}. Check: sh verify.sh")
