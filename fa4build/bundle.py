@@ -25,11 +25,12 @@ from importlib import resources
 from pathlib import Path
 
 from fa4build import __version__
+from fa4build.arch import ARCHES
 from fa4build.errors import BundleError
 from fa4build.files import replace_directory
 from fa4build.index import WHEELS_DIR, IndexedWheel, describe_wheel, file_sha256, index_files
 from fa4build.inspect import inspect_file
-from fa4build.manifest import Manifest, pack_import_name
+from fa4build.manifest import Entry, Manifest, evidence_summary, hardware_sentences, pack_import_name
 from fa4build.pack import read_pack
 from fa4build.runtime import bundle_check
 from fa4build.runtime.bundle_check import SIGNATURE_FILE, SIGNED_PREFIX, SUMS_FILE
@@ -37,7 +38,7 @@ from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.trust import SEAL_FILE
 from fa4build.sbom import Component, pypi_component, sbom_components, sbom_json
 from fa4build.signing import SigningKey
-from fa4build.wheel import ENTRY_POINT_GROUP, LICENSE, RUNTIME_DIR, RUNTIME_NAME
+from fa4build.wheel import ENTRY_POINT_GROUP, LICENSE, RUNTIME_DIR, RUNTIME_NAME, pack_name
 from fa4build.wheel_file import read_wheel
 
 DESCRIPTION_FILE = "bundle.json"
@@ -248,12 +249,24 @@ def _sbom(ours: Sequence[Path], wheels: Sequence[IndexedWheel]) -> bytes:
 def _readme(wheels: Sequence[IndexedWheel], manifests: Sequence[Manifest], sign: SigningKey | None) -> bytes:
     """The operator's page."""
     rows = [f"| `{w.file_name}` | {w.size:,} | `{w.sha256[:16]}` |" for w in wheels]
-    packs = [f"| `{m.pack}` | {', '.join(m.targets)} | {len(m.entries)} |" for m in manifests]
+    packs = [
+        f"| `{m.pack}` | {', '.join(m.targets)} | {len(m.entries)} | {evidence_summary(m.entries)} |" for m in manifests
+    ]
+    entries = [entry for manifest in manifests for entry in manifest.entries]
+    targets = sorted({entry.facts.target for entry in entries})
+    installs = sorted({_requirement(manifest) for manifest in manifests})
     has_torch = any(wheel.project == "torch" for wheel in wheels)
     text = _template("README.md")
     values = {
         "WHEELS": "\n".join(rows),
         "PACKS": "\n".join(packs),
+        "HARDWARE": hardware_sentences(entries),
+        "RUNS_ON": _runs_on(targets),
+        "INSTALL": "\n".join(f"    pip install --no-index --find-links wheels {name}" for name in installs),
+        "INDEX_INSTALL": "\n".join(
+            f"    pip install --index-url file:///path/to/bundle/simple/ {name}" for name in installs
+        ),
+        **_first_call(entries),
         "KEY": _signed_text(sign),
         "TORCH": "It is in this bundle." if has_torch else "It is not in this bundle: have it installed before.",
         "PROJECTS": " ".join(sorted({w.project for w in wheels if w.project.startswith(RUNTIME_NAME)})),
@@ -261,6 +274,33 @@ def _readme(wheels: Sequence[IndexedWheel], manifests: Sequence[Manifest], sign:
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text.encode()
+
+
+def _first_call(entries: Sequence[Entry]) -> dict[str, str]:
+    """Head dim, dtype and mask that a plain forward of the bundle serves; usual ones where it has none."""
+    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
+    for axes in (entry.facts.axes for entry in entries if entry.facts.op == "fwd"):
+        is_plain = not any(axes.get(name) for name in ("split", "softcap", "sink")) and axes.get("layout") == "dense"
+        is_square = axes.get("head_dim") == axes.get("head_dim_v")
+        if is_plain and is_square and axes.get("dtype") in dtypes and axes.get("mask") in ("full", "causal"):
+            causal = str(axes["mask"] == "causal")
+            return {"HEAD_DIM": str(axes["head_dim"]), "DTYPE": dtypes[str(axes["dtype"])], "CAUSAL": causal}
+    return {"HEAD_DIM": "128", "DTYPE": "bfloat16", "CAUSAL": "True"}
+
+
+def _requirement(manifest: Manifest) -> str:
+    """What installs a pack with the runtime: the extra of its target, or the pack by name where no extra names it."""
+    named = {pack_name(arch): arch.aliases[0] for arch in ARCHES}
+    if manifest.pack in named:
+        return f"'{RUNTIME_NAME}[{named[manifest.pack]}]'"
+    return f"{RUNTIME_NAME} {manifest.pack}"
+
+
+def _runs_on(targets: Sequence[str]) -> str:
+    """`A cubin for sm_90a runs on compute capability 9.0 only, sm_100a on 10.0 only.`"""
+    capability = {arch.target: ".".join(map(str, arch.compute_capability)) for arch in ARCHES}
+    first, *rest = [f"{target} {{}} {capability[target]} only" for target in targets] or [""]
+    return ", ".join([first.format("runs on compute capability"), *(text.format("on") for text in rest)])
 
 
 def _signed_text(sign: SigningKey | None) -> str:

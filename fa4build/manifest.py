@@ -345,6 +345,29 @@ def _check_tiling(manifest: Manifest) -> None:
             raise WheelError(f"pack {manifest.pack}: {group.file}: blobs fill {end} bytes of {group.raw_size}.")
 
 
+def evidence_summary(entries: Iterable[Entry]) -> str:
+    """How many kernels have which highest level: `2 simulated, 1 none`."""
+    found = [entry.evidence_level for entry in entries]
+    return ", ".join(f"{found.count(state)} {state}" for state in EVIDENCE_STATES if state in found)
+
+
+def hardware_sentences(entries: Iterable[Entry]) -> str:
+    """For each target: whether its kernels have run on hardware, by the records in the manifest."""
+    by_target: dict[str, list[str]] = {}
+    for entry in entries:
+        by_target.setdefault(entry.facts.target, []).append(entry.evidence_level)
+    return " ".join(_hardware_sentence(target, levels) for target, levels in sorted(by_target.items()))
+
+
+def _hardware_sentence(target: str, levels: list[str]) -> str:
+    count, total = levels.count("silicon"), len(levels)
+    if count == 0:
+        return f"No {target} kernel here has run on hardware."
+    if count < total:
+        return f"{count} of the {total} {target} kernels here have run on hardware; the others have not."
+    return f"Every {target} kernel here has run on hardware."
+
+
 def group_file_name(number: int) -> str:
     """`group-000.xz` and so on."""
     return f"group-{number:03d}.xz"

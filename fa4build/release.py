@@ -14,8 +14,8 @@ from fa4build.errors import WheelError
 from fa4build.evidence import Committed, committed_in, evidence_for, subject_of
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named
-from fa4build.launcher_build import PLATFORMS, platform_named
 from fa4build.kernel_check import claim_of_entry
+from fa4build.launcher_build import PLATFORMS, platform_named
 from fa4build.manifest import EVIDENCE_STATES, Facts
 from fa4build.pack import Artifact, manifests_in
 from fa4build.pipeline import find_cached, require_cached

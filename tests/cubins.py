@@ -87,7 +87,7 @@ def _elf(sections: Sequence[tuple[str, int, bytes, int]], *, number: int) -> byt
 
 def made_up_plan(
     cubin: bytes, symbols: Sequence[str], *, smem: int = 200_000, spec: Mapping[str, object] = {}
-) -> bytes:  # noqa: B006
+) -> bytes:
     """The launch plan of a cubin whose entries are as `MadeUpEntry` says by default."""
     launch = {"grid": [1, 1, 1], "block": [384, 1, 1], "cluster": [1, 1, 1], "smem": smem, "pdl": False}
     params = [

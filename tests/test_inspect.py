@@ -17,7 +17,7 @@ from fa4build.inspect import inspect_file
 from fa4build.launcher_build import PLATFORMS, build_launcher, launcher_sources
 from fa4build.pack import build_pack, write_pack
 from fa4build.wheel import RUNTIME_DIR, write_pack_wheel, write_runtime_wheel
-from tests.artifacts import ABI, COMPILER_CACHE, TOOLCHAIN, made_up_artifact, made_up_family, proven
+from tests.artifacts import ABI, COMPILER_CACHE, TOOLCHAIN, made_up_family, proven
 
 PLAN = {
     "format": "fa4build.launchplan",
@@ -45,7 +45,7 @@ PLAN = {
 
 @pytest.fixture
 def pack_wheel(tmp_path: Path) -> Path:
-    """A pack wheel of two kernels, one of them proven on silicon; of the other that is claimed, and nothing backs it."""
+    """A pack wheel of two kernels: one was proven on silicon, of the other that is claimed without a record."""
     first, second = made_up_family(2)
     claims = dataclasses.replace(second.facts, evidence=Evidence(silicon={"device": "H200"}))
     second = dataclasses.replace(second, facts=claims)
