@@ -4,9 +4,10 @@ Evidence belongs to the bytes of a cubin, never to a name: a record counts only 
 edited kernel starts with none, and only in the form that `verify` writes: every field is checked on reading, and what
 is no record is told and counts for nothing.
 
-Three levels: `static` (facts read from the binary), `simulated` (run in the PTX simulator), `silicon` (run on a GPU from the wheels). Static and simulated records lie in the cache directory
-(`evidence/<level>/<sha256>.json`). Records from silicon are committed (`evidence/<arch>/*.json`), since few machines
-can repeat them, and so is what the simulator has proven (`evidence/<arch>/simulated.json`), since it takes hours.
+Three levels: `static` (facts read from the binary), `simulated` (run in the PTX simulator), `silicon` (run on a GPU
+from the wheels). Static and simulated records lie in the cache directory (`evidence/<level>/<sha256>.json`). Records
+from silicon are committed (`evidence/<arch>/*.json`), since few machines can repeat them, and so is what the simulator
+has proven (`evidence/<arch>/simulated.json`), since it takes hours.
 """
 
 import json

@@ -113,6 +113,7 @@ class HttpStore:
             with self._open("GET", path, None) as response:
                 return response.read(_MAX_BLOB_BYTES + 1)
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == 404:
                 return None
             raise
