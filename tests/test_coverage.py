@@ -16,6 +16,7 @@ import pytest
 from fa4build import cli
 from fa4build.arch import ARCHES, Arch, arch_named
 from fa4build.axes import Variant
+from fa4build.bundle import write_bundle
 from fa4build.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of
 from fa4build.errors import CoverageError
 from fa4build.pack import Artifact, build_pack, write_pack
@@ -23,6 +24,7 @@ from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
+from fa4build.wheel import prepare_pack_wheel
 from tests.artifacts import TOOLCHAIN, made_up_artifact, proven, with_code
 
 ARCH = arch_named("sm90")
@@ -271,3 +273,26 @@ def test_the_command_says_so_by_its_exit_code(complete: Path, tmp_path: Path, ca
         else:
             assert ("NOT closed" in out) == bool(left_out)
             assert all(f"missing: {variant.id}" in out for variant in WRITTEN[:left_out])
+
+
+def test_a_bundle_is_judged_against_what_it_was_made_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One kernel of the matrix, selected: complete by itself, far from everything; and a listed one that is gone."""
+    artifact = artifact_of(WRITTEN[0])
+    path = prepare_pack_wheel([artifact], arch=ARCH, toolchain=TOOLCHAIN, out_dir=tmp_path).write().path
+    out = write_bundle(tmp_path / "out", [path]).path
+
+    def code(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["coverage", str(out), *arguments])
+        return ended.value.code
+
+    assert code() == 0
+    assert "outside what the bundle was made for" in capsys.readouterr().out
+    assert code("--against", "api") == CoverageError.exit_code
+    assert code("--select", WRITTEN[1].id) == CoverageError.exit_code
+    assert f"missing: {WRITTEN[1].id}" in capsys.readouterr().out
+    description = json.loads((out / "bundle.json").read_text())
+    description["packs"][0]["kernels"].append("fwd-gone")
+    (out / "bundle.json").write_text(json.dumps(description))
+    assert code() == CoverageError.exit_code
+    assert "missing: fwd-gone" in capsys.readouterr().out
