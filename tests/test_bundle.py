@@ -423,3 +423,28 @@ def test_a_bundle_is_replaced_in_one_step(tmp_path: Path, packs: list[Path], mon
     assert out not in moved
     assert len(list((out / "wheels").glob("*.whl"))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_without_a_key_the_check_says_what_it_did_not_check(bundle: Path, tmp_path: Path) -> None:
+    """A bundle that anybody could have made again is whole; the last line says what that leaves open."""
+    done = verify(bundle)
+    assert done.returncode == 0, done.stderr
+    assert "Who made it: its signature was not checked." in done.stdout
+
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "SHA256SUMS.sig").unlink()
+    assert "Who made it: it is not signed, nothing was checked." in verify(copy).stdout
+    assert "Who made it" not in verify(bundle, "--key", str(bundle / "signer.pub")).stdout
+
+
+def test_a_signature_of_any_bytes_is_damaged(bundle: Path, tmp_path: Path) -> None:
+    """Bytes that no ASCII text has: one line, no traceback."""
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "SHA256SUMS.sig").write_bytes(b"signature \xff\xfe\n")
+    done = verify(copy, "--key", str(bundle / "signer.pub"))
+
+    assert done.returncode == 1
+    assert "FAILED: SHA256SUMS.sig is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
