@@ -20,7 +20,7 @@ from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.evidence import (
-    RECORD_SCHEMA,
+    COMMITTED_SCHEMA,
     SIMULATED_NAME,
     known_records,
     read_record,
@@ -28,6 +28,7 @@ from fa4build.evidence import (
     record_path,
     silicon_records,
     simulated_records,
+    subject_of,
     write_record,
     write_simulated,
 )
@@ -289,7 +290,7 @@ class _Run:
         tasks = []
         for names in proven_by.values():
             request = self._operator_request(operators[names[0]], entry_of)
-            known = [read_record(self.cache.root, "simulated", entry_of[n].objects["cubin"].sha256) for n in names]
+            known = [read_record(self.cache.root, "simulated", subject_of(entry_of[n])) for n in names]
             if not self.options.fresh and all(
                 record is not None and covers_kernel(record, request) for record in known
             ):
@@ -420,13 +421,13 @@ class _Run:
     def _note(self, check: Check, entry: CacheEntry) -> None:
         """Keep a finished check, write or withdraw its evidence, and tell."""
         self.checks.append(check)
-        digest = entry.objects["cubin"].sha256
+        subject = subject_of(entry)
         if check.status == "passed" or (
-            check.status == "known" and read_record(self.cache.root, check.level, digest) != check.summary
+            check.status == "known" and read_record(self.cache.root, check.level, subject) != check.summary
         ):
-            write_record(self.cache.root, check.level, digest, check.summary)
+            write_record(self.cache.root, check.level, subject, check.summary)
         elif check.status == "failed":
-            record_path(self.cache.root, check.level, digest).unlink(missing_ok=True)
+            record_path(self.cache.root, check.level, subject.cubin_sha256).unlink(missing_ok=True)
         self._say(check.name, check, "")
 
     def _say(self, name: str, check: Check | None, message: str) -> None:
@@ -580,6 +581,6 @@ def _read_run(record: Path) -> tuple[bytes, dict[str, Any]]:
         copy.with_suffix(".json").write_bytes(data)
         silicon_records([Path(directory)])
     run = json.loads(data)
-    if run["schema"] != RECORD_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
-        raise Fa4BuildError(f"{record}: not a device record of schema {RECORD_SCHEMA}. Record again.")
+    if run["schema"] != COMMITTED_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
+        raise Fa4BuildError(f"{record}: not a device record of schema {COMMITTED_SCHEMA}. Record again.")
     return data, run

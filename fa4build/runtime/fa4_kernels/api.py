@@ -283,13 +283,18 @@ def preload(devices: list[int] | None = None, select: str | list[str] = "*") -> 
     return loaded
 
 
-def require_evidence(level: str | None) -> None:
-    """Use only kernels that have passed `level`: static, simulated or silicon; None lifts it. Holds for the process."""
+def require_evidence(level: str | None, *, accept_claims: bool = False) -> None:
+    """Use only kernels that have passed `level`: static, simulated or silicon; None lifts it. Holds for the process.
+
+    Args:
+        accept_claims: whether a pack's word is enough where no record in it backs the level.
+    """
     from .dispatch import EVIDENCE_LEVELS
 
     if level is not None and level not in EVIDENCE_LEVELS:
         raise InputError(f"evidence level {level!r} is unknown. Allowed: {', '.join(EVIDENCE_LEVELS)}.")
     loader.runtime().evidence = level
+    loader.runtime().accept_claims = accept_claims
     loader.forget_calls()
 
 

@@ -70,6 +70,7 @@ class Runtime:
         self._libraries: dict[str, Any] = {}
         self._launches: dict[tuple[str, str, int, bool], Any] = {}
         self.evidence: str | None = None
+        self.accept_claims = False
         self.family = family
 
     @property
@@ -111,7 +112,8 @@ class Runtime:
         families = {pack.manifest.family for pack in usable(self.packs)}
         if self.family is not None and families and self.family not in families:
             raise InputError(f"FA4_KERNELS_FAMILY is {self.family!r}; installed: {', '.join(sorted(families))}.")
-        decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence, family=self.family)
+        required = {"evidence": self.evidence, "claims": self.accept_claims}
+        decision = dispatch(problem, self.device(ordinal), self.packs, **required, family=self.family)
         if self._report is not None:
             self._report(str(decision))
         if self._recorder is not None:

@@ -13,7 +13,7 @@ import torch
 
 from . import loader
 from .allocation import CAN_ANSWER, Maker, tensor_maker
-from .dispatch import EVIDENCE_LEVELS, evidence_level
+from .dispatch import evidence_lack, evidence_level
 from .errors import InputError, NoKernelError
 from .expressions import evaluate
 from .packs import Pack, usable
@@ -225,16 +225,18 @@ def _considered(
     device = runtime.device(ordinal)
     found = []
     for pack in usable(runtime.packs):
-        levels = {entry.id: evidence_level(entry) for entry in pack.manifest.entries}
+        entries = {entry.id: entry for entry in pack.manifest.entries}
         for recipe in pack.manifest.recipes:
             if recipe["op"] != op:
                 continue
-            level = min((levels.get(step["kernel"], -1) for step in recipe["steps"]), default=-1)
+            kernels = [entries[step["kernel"]] for step in recipe["steps"]]
             reasons, values = _fit(recipe, tensors, arguments, device.sm_count)
             if recipe["target"] != device.target:
                 reasons.insert(0, f"is for {recipe['target']}")
-            if runtime.evidence is not None and level < EVIDENCE_LEVELS.index(runtime.evidence):
-                reasons.append(f"has no {runtime.evidence} evidence")
+            if runtime.evidence is not None:
+                lacks = (evidence_lack(kernel, runtime.evidence, runtime.accept_claims) for kernel in kernels)
+                reasons += list(filter(None, lacks))[:1]
+            level = -1 if reasons else min(map(evidence_level, kernels), default=-1)
             order = (len(reasons), pack.manifest.family != runtime.family, -level, recipe["id"])
             item = _Considered(pack=pack, recipe=recipe, reasons=tuple(reasons), values=values)
             found.append((order, item))
