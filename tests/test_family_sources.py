@@ -214,7 +214,11 @@ COMPILES = {
         None,
     ),
     "executed": ("exec(open(__file__.replace('adapter.py', 'n.txt')).read())", "", r"reads \S+/executed/n\.txt"),
-    "foreign": ("__import__('importlib').import_module('not_' + 'pinned')", "", r"Pinned\(name='not-pinned', tested=\('3'"),
+    "foreign": (
+        "__import__('importlib').import_module('not_' + 'pinned')",
+        "",
+        r"Pinned\(name='not-pinned', tested=\('3'",
+    ),
     "program": ("__import__('subprocess').run(['true'])", "", "runs a program"),
     "nothing": ("return None", "", r"returned None; it must return a HostFunction"),
     "odd_dtype": (
@@ -309,7 +313,9 @@ def test_a_family_name_of_another_form_is_refused(name):
         kernel_family(name=name, summary="", kernels=lambda arch: [])
 
 
-@pytest.mark.parametrize("kernel_id", ["Bad Id!", "a-sm90a-", "a", "a-bf16-sm90a", "../a-sm90a", "a-sm90a-n0.5", "1-sm90a"])
+@pytest.mark.parametrize(
+    "kernel_id", ["Bad Id!", "a-sm90a-", "a", "a-bf16-sm90a", "../a-sm90a", "a-sm90a-n0.5", "1-sm90a"]
+)
 def test_a_kernel_id_of_another_form_is_refused(kernel_id):
     """It names directories, entries and symbols."""
     kernel = FamilyKernel(id=kernel_id, op="a", arch="sm90a", function="m:f")

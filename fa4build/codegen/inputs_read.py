@@ -138,7 +138,7 @@ def _is_of_python(path: str) -> bool:
 
 
 def _check_installed(path: str, who: str, request: Mapping[str, Any]) -> None:
-    owner = None if path.startswith(f"{_OTHER_FAMILIES}/") else owners().get(path)
+    owner = None if path.startswith(f"{_OTHER_FAMILIES}/") else owner_of(path)
     if owner is not None and (path in _from_start or owner[0] in {*request["distributions"], *environment()}):
         return
     raise CompileError(
@@ -151,7 +151,6 @@ def _remedy(path: str, owner: tuple[str, str] | None, family: str) -> str:
     if owner is not None:
         return f"Add Pinned(name={owner[0]!r}, tested=({owner[1]!r},)) to `distributions` of family {family}."
     return f"Add {path!r}, or its directory, to `sources` of family {family}."
-
 
 
 # --- installed distributions ------------------------------------------------------------------------------------------
@@ -171,10 +170,15 @@ def installed() -> dict[str, PathDistribution]:
 def _installed(search_path: tuple[str, ...]) -> Mapping[str, PathDistribution]:
     found: dict[str, PathDistribution] = {}
     for entry in search_path:
-        root = Path(entry or ".")
-        for path in sorted(root.glob("*.dist-info")) if root.is_dir() else ():
-            found.setdefault(normalised(path.name.removesuffix(".dist-info").rpartition("-")[0]), PathDistribution(path))
+        for name, path in _metadata_in(os.path.realpath(entry or ".")).items():
+            found.setdefault(name, PathDistribution(path))
     return found
+
+
+@cache
+def _metadata_in(root: str) -> Mapping[str, Path]:
+    paths = sorted(Path(root).glob("*.dist-info")) if os.path.isdir(root) else []
+    return {normalised(path.name.removesuffix(".dist-info").rpartition("-")[0]): path for path in paths}
 
 
 def requirements(names: Iterable[str]) -> dict[str, PathDistribution]:
@@ -204,16 +208,19 @@ def _environment(search_path: tuple[str, ...]) -> frozenset[str]:
     return frozenset(requirements([*compilers, "apache-tvm-ffi", "pyelftools", "fa4build", "torch"]))
 
 
-def owners() -> Mapping[str, tuple[str, str]]:
-    """Installed file -> (distribution, version), as each RECORD says."""
-    return _owners(tuple(sys.path))
+def owner_of(path: str) -> tuple[str, str] | None:
+    """(distribution, version) that an installed file belongs to, as its RECORD says; None for any other file."""
+    for entry in sys.path:
+        root = os.path.realpath(entry or ".")
+        if path.startswith(f"{root}/") and (owner := _owners_in(root).get(path)) is not None:
+            return owner
+    return None
 
 
 @cache
-def _owners(search_path: tuple[str, ...]) -> Mapping[str, tuple[str, str]]:
+def _owners_in(root: str) -> Mapping[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
-    for name, distribution in _installed(search_path).items():
-        root = os.path.realpath(str(distribution.locate_file("")))
+    for name, distribution in _installed((root,)).items():
         for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
             if row and not row[0].startswith(("..", "/")):
                 found[f"{root}/{row[0]}"] = (name, distribution.version)

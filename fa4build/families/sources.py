@@ -114,7 +114,7 @@ def _modules_of(modules: Iterable[str]) -> tuple[dict[str, Path], set[str]]:
             if name in seen:
                 continue
             seen.add(name)
-            owner = inputs_read.owners().get(str(path))
+            owner = inputs_read.owner_of(str(path))
             if owner is not None and not path.is_relative_to(_FAMILIES):
                 distributions.add(owner[0])
             elif not _is_of_compiler(path):
