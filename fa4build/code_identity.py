@@ -1,17 +1,18 @@
 """The identity of Python code: a digest of a definition and of everything that it reaches.
 
 `Tree` reads the source files of one package, runs nothing, and follows every name of a definition to the definition
-that it means, through imports and re-exports. Definitions are numbered in the order in which they are reached, and refer
-to each other by these numbers: what a file, a module or a definition is called does not matter, and neither does what
-nobody reaches. Names of other packages stand for themselves.
+that it means, through imports and re-exports. Definitions are numbered in the order in which they are reached, and
+refer to each other by these numbers: what a file, a module or a definition is called does not matter, and neither does
+what nobody reaches. Names of other packages stand for themselves.
 
-What a name cannot say is what statements at the top of a module do besides binding names: a decorator of the package that
-enters a function in a table, a call, a loop. `effects` finds those in every module that is imported on the way.
+What a name cannot say is what statements at the top of a module do besides binding names: a decorator of the package
+that enters a function in a table, a call, a loop. `effects` finds those in every module that is imported on the way.
 """
 
 import ast
 import functools
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +42,13 @@ def place_of(definition: Any) -> Place:
 
 @dataclass(slots=True)
 class _Module:
-    """A source file: its statements, who binds which name (statement, which of its names), and what it imports."""
+    """A source file: its statements, who binds which name (statement, which of its names), what the names of imports
+    mean, and what is imported when it runs, at any depth."""
 
     statements: list[ast.stmt]
     bound: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    brought: set[tuple[str, str | None]] = field(default_factory=set)
 
 
 class Tree:
@@ -60,6 +63,7 @@ class Tree:
         self._root, self._package = root, package
         self._modules: dict[str, _Module | None] = {}
         self._units: dict[Unit, tuple[bytes, tuple[Reference, ...]]] = {}
+        self._written: dict[Reference, list[str | tuple[Unit, int]]] = {}
 
     def digest(self, roots: Iterable[Place], given: Sequence[Place] = ()) -> str:
         """Of definitions and all they reach, but for what is behind the given ones.
@@ -72,15 +76,18 @@ class Tree:
         """The statements behind `digest`."""
         return set(self._digest([unit for place in roots for unit, _ in self._definition(place)], given)[1])
 
-    def effects(self, roots: Iterable[Place], given: Sequence[Place], chosen: Collection[Place]) -> list[list[Any]]:
+    def effects(
+        self, roots: Iterable[Place], given: Sequence[Place], *, within: str, chosen: Collection[Place]
+    ) -> list[list[Any]]:
         """Digests of what modules do when they are imported, with the names bound by it (a table may use them).
 
         Args:
-            given: modules that define one of them, and nothing that is reached, are not looked into.
+            within: the package whose modules are looked into as soon as anything imports them; others only if a
+                definition of theirs is reached.
             chosen: decorators that enter a function in a table from which the caller takes it one by one.
         """
         reached = {module for module, _ in self.reached(roots, given)}
-        modules = self._imported(reached, {module for module, _ in given} - reached)
+        modules = self._imported(reached, f"{within}.")
         units = (unit for module in modules for unit in self._acting(module, set(chosen)))
         return sorted([self._names(unit), self._digest([unit], given)[0]] for unit in units)
 
@@ -100,7 +107,7 @@ class Tree:
             own, references = self._unit(unit)
             digest.update(own)
             for reference in references:
-                for part in self._written(reference):
+                for part in self._parts(reference):
                     if isinstance(part, str):
                         digest.update(part.encode())
                     elif part[0] in stops:
@@ -112,8 +119,13 @@ class Tree:
                         digest.update(f"{numbers[part[0]]} {part[1]};".encode())
         return digest.hexdigest(), order
 
-    def _written(self, reference: Reference) -> Iterator[str | tuple[Unit, int]]:
+    def _parts(self, reference: Reference) -> list[str | tuple[Unit, int]]:
         """A reference as text and statements, each with which of its names is meant."""
+        if reference not in self._written:
+            self._written[reference] = list(self._followed(reference))
+        return self._written[reference]
+
+    def _followed(self, reference: Reference) -> Iterator[str | tuple[Unit, int]]:
         kind, module, name = reference
         if kind == "external":
             yield f"external {module} {name};"
@@ -176,25 +188,16 @@ class Tree:
 
     # --- what modules do
 
-    def _imported(self, modules: Iterable[str], closed: Collection[str]) -> set[str]:
-        """Modules and all that they import, at any depth."""
+    def _imported(self, modules: set[str], within: str) -> set[str]:
+        """Modules, and those of a package that they import, at any depth."""
         seen: set[str] = set()
         waiting = list(modules)
         while waiting:
             module = waiting.pop()
-            if module in seen or module in closed or self._path(module) is None:
-                continue
-            seen.add(module)
-            waiting += [found for found in self._named(module)]
+            if module not in seen and (module in modules or module.startswith(within)) and self._path(module):
+                seen.add(module)
+                waiting += [name for pair in self._module(module).brought for name in (pair[0], f"{pair[0]}.{pair[1]}")]
         return seen
-
-    def _named(self, module: str) -> Iterator[str]:
-        for statement in self._module(module).statements:
-            parts = () if is_for_type_checkers(statement) else ast.walk(statement)
-            for part in parts:
-                if isinstance(part, _IMPORTS):
-                    for base, name in _imports(part, module).values():
-                        yield from (base, f"{base}.{name}")
 
     def _acting(self, module: str, chosen: set[Place]) -> Iterator[Unit]:
         """Statements that do more than bind names."""
@@ -239,19 +242,29 @@ def _read(path: Path, module: str) -> _Module:
     return _analysed(path.read_bytes(), package)
 
 
+_INNER_IMPORT = re.compile(rb"(?:^[ \t]+|[:;][ \t]*)(?:import|from)\b", re.M)
+
+
 @functools.lru_cache(maxsize=1024)
 def _analysed(source: bytes, package: str) -> _Module:
     found = _Module(ast.parse(source).body)
+    any_inner = _INNER_IMPORT.search(source) is not None
     for number, statement in enumerate(found.statements):
-        if isinstance(statement, _IMPORTS):
-            found.imports |= _imports(statement, f"{package}._")
-        elif is_for_type_checkers(statement):
-            for part in ast.walk(statement):
-                found.imports |= _imports(part, f"{package}._") if isinstance(part, _IMPORTS) else {}
+        looks = any_inner or not isinstance(statement, (*_DEFINITIONS, ast.Assign))
+        inside = list(filter(_is_import, ast.walk(statement))) if looks else []
+        imported = [part for each in inside for part in _imports(each, f"{package}._").items()]
+        if _is_import(statement) or is_for_type_checkers(statement):
+            found.imports |= dict(imported)
         else:
             for which, name in enumerate(dict.fromkeys(_bound_by(statement))):
                 found.bound.setdefault(name, []).append((number, which))
+        if not is_for_type_checkers(statement):
+            found.brought.update(where for _, where in imported)
     return found
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, _IMPORTS)
 
 
 def _bound_by(statement: ast.stmt) -> Iterator[str]:

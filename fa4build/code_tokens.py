@@ -8,7 +8,7 @@ error, so that a new kind of syntax cannot slip through unseen.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from fa4build.errors import Fa4BuildError
 
@@ -117,7 +117,7 @@ class _Writer:
             self.out.append(kind)
         elif isinstance(node, _COMPREHENSIONS):
             self.node(node.generators[0].iter)  # it is evaluated outside, where its names may mean something else
-            self._within(_stored(node), lambda: self._fields(node, kind))
+            self._within(_stored(ast.iter_child_nodes(node)), lambda: self._fields(node, kind))
         else:
             self._fields(node, kind)
 
@@ -128,7 +128,7 @@ class _Writer:
             )
         self._group(kind, ((name, getattr(node, name, None)) for name in _FIELDS[kind]))
 
-    def _group(self, kind: str, fields: Iterator[tuple[str, object]] | Sequence[tuple[str, object]]) -> None:
+    def _group(self, kind: str, fields: Iterable[tuple[str, object]]) -> None:
         self.out += ("(", kind)
         for name, value in fields:
             if isinstance(value, list) and name in _BODY:
@@ -260,8 +260,7 @@ class _Writer:
 
     def _Lambda(self, node: ast.Lambda) -> None:
         self._defaults(node.args)
-        names = {**_bound(node), **_stored(node.body)}
-        self._within(names, lambda: self._group("Lambda", [("args", _bare(node.args)), ("result", node.body)]))
+        self._within(_bound(node), lambda: self._group("Lambda", [("args", _bare(node.args)), ("result", node.body)]))
 
     def _AnnAssign(self, node: ast.AnnAssign) -> None:
         if self._in_class:
@@ -327,44 +326,53 @@ def _bare(args: ast.arguments) -> ast.arguments:
     )
 
 
-def _bound(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> dict[str, ast.stmt | None]:
-    """Names of a function's own; those that an import binds with it."""
+Names = dict[str, "ast.stmt | None"]
+"""Names that a function binds for itself; for those that an import binds, the import."""
+
+_LEAVES = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+
+
+def _bound(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Names:
+    """Names of a function's own."""
     args = node.args
     every = (*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg)))
-    names: dict[str, ast.stmt | None] = {arg.arg: None for arg in every}
-    declared: set[str] = set()
-    for statement in [] if isinstance(node, ast.Lambda) else node.body:
-        names |= _stored(statement)
-        declared |= {name for part in _inside(statement) if isinstance(part, ast.Global) for name in part.names}
-    return {name: statement for name, statement in names.items() if name not in declared}
-
-
-def _stored(node: ast.AST) -> dict[str, ast.stmt | None]:
-    """Names that a node binds in the function it stands in, or in itself if it is a comprehension."""
-    names: dict[str, ast.stmt | None] = {}
-    for part in _inside(node):
-        if isinstance(part, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name.split(".")[0]: part for alias in part.names}
-        elif isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
-            names.setdefault(part.id, None)
-        elif isinstance(part, (*_DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and part.name:
-            names.setdefault(part.name, None)
-        elif isinstance(part, ast.MatchMapping) and part.rest:
-            names.setdefault(part.rest, None)
+    names: Names = {arg.arg: None for arg in every}
+    names |= _stored([node.body] if isinstance(node, ast.Lambda) else node.body)
     return names
 
 
-def _inside(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and everything below it that is of the same function; of definitions the head alone."""
-    yield node
-    children = ast.iter_child_nodes(node)
-    if isinstance(node, _DEFINITIONS):
-        children = iter(node.decorator_list)
-    elif isinstance(node, ast.Lambda):
-        children = iter(())
-    for child in children:
-        if isinstance(child, _COMPREHENSIONS):  # binds in itself, but for a walrus
-            walrus = (part.target for part in ast.walk(child) if isinstance(part, ast.NamedExpr))
-            yield from walrus
-        else:
-            yield from _inside(child)
+def _stored(nodes: Iterable[ast.AST]) -> Names:
+    """Names that nodes bind in the function they stand in, but for those that it declares to be another's."""
+    names: Names = {}
+    others: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, _LEAVES):
+            continue
+        if isinstance(part, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.split(".")[0]: part for alias in part.names}
+        elif isinstance(part, ast.Global):
+            others.update(part.names)
+        elif (name := _stored_name(part)) is not None:
+            names.setdefault(name, None)
+        waiting += _same_function(part)
+    return {name: statement for name, statement in names.items() if name not in others}
+
+
+def _stored_name(part: ast.AST) -> str | None:
+    """The name that a node binds by itself."""
+    if isinstance(part, ast.Name):
+        return None if isinstance(part.ctx, ast.Load) else part.id
+    if isinstance(part, (*_DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        return part.name
+    return part.rest if isinstance(part, ast.MatchMapping) else None
+
+
+def _same_function(part: ast.AST) -> Iterator[ast.AST]:
+    """What lies below a node and is of the same function: of definitions the head, of a comprehension a walrus."""
+    if isinstance(part, _COMPREHENSIONS):
+        return (below.target for below in ast.walk(part) if isinstance(below, ast.NamedExpr))
+    if isinstance(part, _DEFINITIONS):
+        return iter(part.decorator_list)
+    return iter(()) if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)

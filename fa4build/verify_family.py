@@ -93,7 +93,7 @@ def operator_request(
 
 
 def _code_sha256(cases: Sequence[ProofCase], opcodes: set[str]) -> list[str]:
-    """Digests of what runs and judges the cases, and of what draws them: by its bytes where it is not of this package."""
+    """Digests of what runs and judges the cases, and of what draws them: its bytes if it is not of this package."""
     draws = sorted({tuple(case.draw.split(":")) for case in cases})
     own = [(module, name) for module, name in draws if module.split(".")[0] == PACKAGE]
     foreign = [hashlib.sha256(_source(module)).hexdigest() for module, name in draws if (module, name) not in own]

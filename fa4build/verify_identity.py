@@ -1,15 +1,15 @@
 """The identity of a proof: a digest of what computes its outcome, and of nothing else.
 
-* The kernel: its PTX without comments, positions, and names of labels and symbols; its plan without what it was compiled
-  from; registers a thread; what its target and argument list say to a run.
-* The code that runs and judges it, by what it computes (code_identity): the functions that prove this kind of kernel with
-  all they reach, and of the opcode table the rules of the opcodes that stand in this PTX.
+* The kernel: its PTX without comments, positions, and names of labels and symbols; its plan without what it was
+  compiled from; registers a thread; what its target and argument list say to a run.
+* The code that runs and judges it, by what it computes (code_identity): the functions that prove this kind of kernel
+  with all they reach, and of the opcode table the rules of the opcodes that stand in this PTX.
 * Tables of the simulator by their bytes, its C sources by their tokens.
 
-Not in it: Python and numpy. The simulator computes with integers and with single operations of IEEE 754, which are exact
-in every version; what numpy does not fix to the bit (its random streams, exp and sums of the reference) chooses other
-inputs for the same cases, or moves a reference by less than any bound allows for. A proof made under one version is a
-proof under the next. Nor the timing model, which no proof reaches.
+Not in it: Python and numpy. The simulator computes with integers and with single operations of IEEE 754, which are
+exact in every version; what numpy does not fix to the bit (its random streams, exp and sums of the reference) chooses
+other inputs for the same cases, or moves a reference by less than any bound allows for. A proof made under one version
+is a proof under the next. Nor the timing model, which no proof reaches.
 """
 
 import functools
@@ -171,7 +171,7 @@ class Prover:
         return digest_of([self._once(("engine", roots), lambda: self._engine(roots)), self._rules(opcodes)])
 
     def _engine(self, roots: tuple[Place, ...]) -> list[Any]:
-        effects = self._tree.effects(roots, self._given, _CHOSEN)
+        effects = self._tree.effects(roots, self._given, within=simulate.__name__, chosen=_CHOSEN)
         return [self._tree.digest(roots, self._given), effects, data_digests(self._data)]
 
     def _rules(self, opcodes: Iterable[str]) -> list[tuple[str, str]]:

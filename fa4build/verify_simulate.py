@@ -75,8 +75,8 @@ def request_for(
     chain: tuple[Link, ...] = (),
     form_of: Callable[[str], PtxForm] = ptx_form,
 ) -> Request:
-    """The request to prove a compiled variant. Kernels that differ in names, in the name of their Blackwell target or in
-    what they were compiled from alone have equal digests.
+    """The request to prove a compiled variant. Kernels that differ in names, in the name of their Blackwell target, or
+    in what they were compiled from alone have equal digests.
 
     Args:
         registers: a thread has at launch (from the cubin).
