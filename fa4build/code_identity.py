@@ -260,6 +260,7 @@ def _analysed(source: bytes, package: str) -> _Module:
                 found.bound.setdefault(name, []).append((number, which))
         if not is_for_type_checkers(statement):
             found.brought.update(where for _, where in imported)
+            found.brought.update((alias.name, None) for part in inside for alias in part.names)
     return found
 
 

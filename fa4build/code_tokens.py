@@ -61,7 +61,7 @@ _FIELDS = {
     "ParamSpec": ("name", "default_value"),
     "TypeVarTuple": ("name", "default_value"),
 }
-UNSEEN = frozenset(("__annotations__", "__doc__", "__file__", "__module__", "co_firstlineno", "get_type_hints"))
+UNSEEN = frozenset(("__annotations__", "__doc__", "__module__", "co_firstlineno", "get_type_hints"))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
