@@ -59,12 +59,16 @@ _SYMBOL = re.compile(
 def ptx_form(text: str) -> PtxForm:
     """The form of a PTX text. Texts for sm_100a and sm_103a that differ in the target's name alone have the same one,
     since the simulator executes both alike."""
-    code = _POSITION.sub("", _COMMENT.sub(" ", text)).replace("sm_103a", "sm_100a")
+    code = _POSITION.sub("", _COMMENT.sub(" ", _one_blackwell(text)))
     opcodes = tuple(sorted(set(_OPCODE.findall(code))))
     names = _renamed(code, {opcode.partition(".")[0] for opcode in opcodes})
     return PtxForm(
         sha256=_sha256(" ".join(names.split()).encode()), opcodes=opcodes, entries=tuple(_ENTRY.findall(code))
     )
+
+
+def _one_blackwell(text: str) -> str:
+    return text.replace("sm_103a", "sm_100a").replace("sm103a", "sm100a")
 
 
 def _renamed(code: str, words: set[str]) -> str:
@@ -135,13 +139,13 @@ def plan_sha256(text: str, ptx: PtxForm) -> str:
     """Digest of a plan without its origin, and with entries by their number in the PTX. What is no plan stands for
     itself: nothing will be proven with it."""
     try:
-        plan = json.loads(text)
+        plan = json.loads(_one_blackwell(text))
         plan.pop("origin", None)
-        for launch in plan["launches"]:
-            if launch["kernel"] in ptx.entries:
-                launch["kernel"] = ptx.entries.index(launch["kernel"])
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError):
         return _sha256(text.encode())
+    for launch in plan.get("launches", ()):
+        if isinstance(launch, dict) and launch.get("kernel") in ptx.entries:
+            launch["kernel"] = ptx.entries.index(launch["kernel"])
     return digest_of(plan)
 
 

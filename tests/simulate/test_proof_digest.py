@@ -6,12 +6,12 @@ so that no proof is lost to them. Of the kernel: what its PTX and plan compute, 
 """
 
 import ast
+import functools
 import json
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -88,27 +88,28 @@ def edit(path: Path, function: str) -> None:
 
 
 class Seen:
-    """Which functions of the package run, by module and the name at the module's top."""
+    """Which functions of the package run, by module and line."""
 
     def __init__(self) -> None:
-        self.names: set[tuple[str, str]] = set()
+        self.places: set[tuple[str, int]] = set()
         self._codes: set[object] = set()
 
     def __call__(self, frame, event, argument) -> None:
         code = frame.f_code
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and code not in self._codes and module.startswith("fa4build."):
+        if code not in self._codes:
             self._codes.add(code)
-            self.names.add((module, code.co_firstlineno))
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("fa4build.") and code.co_filename == frame.f_globals.get("__file__"):
+                self.places.add((module, code.co_firstlineno))
 
 
-def tops(module: str) -> list[tuple[range, list[str]]]:
-    """Lines of the statements of a module, with the names that they bind."""
-    source = path_of(ROOT / "fa4build", module).read_text()
+@functools.cache
+def statements(module: str) -> list[range]:
+    """Lines of the statements of a module."""
     found = []
-    for statement in ast.parse(source).body:
+    for statement in ast.parse(Path(sys.modules[module].__file__).read_text()).body:
         first = min([statement.lineno, *(part.lineno for part in getattr(statement, "decorator_list", []))])
-        found.append((range(first, statement.end_lineno + 1), statement))
+        found.append(range(first, statement.end_lineno + 1))
     return found
 
 
@@ -116,35 +117,33 @@ def tops(module: str) -> list[tuple[range, list[str]]]:
 def test_every_function_that_a_proof_runs_is_in_its_digest(name):
     """A small proof under a profiler; what only names variants and targets is in the digest as values."""
     kernel, seen = kept(name), Seen()
-    sys.setprofile(seen)
-    threading.setprofile(seen)
+    before = sys.gettrace()
+    sys.settrace(seen)
     try:
         report = kernel.report(kernel.ptx, Case(name="tiny", seqlen_q=2, seqlen_k=3))
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(before)
     assert report == ""
 
-    form = ptx_form(kernel.ptx)
-    variant = parse_variant(name)
-    makers = {place_of(maker) for maker in map(table.maker_of, form.opcodes) if maker is not None}
-    scope = {place_of(f) for f in NODE_SCOPE.values() if str(getattr(f, "__module__", "")).startswith("fa4build.")}
-    roots = [place_of(verify_simulate.prove), place_of(verify_simulate._prover(variant)), *makers, *scope]
-    places = [place_of(each) for each in given()]
-    tree = own_tree()
-    reached = tree.reached(roots, places) | {unit for place in places for unit, _ in tree._definition(place)}
+    held = ptx_form(kernel.ptx).opcodes
+    functions = [verify_simulate.prove, verify_simulate._prover(parse_variant(name))]
+    functions += [maker for maker in map(table.maker_of, held) if maker is not None]
+    functions += [f for f in NODE_SCOPE.values() if str(getattr(f, "__module__", "")).startswith("fa4build.")]
+    values = [place_of(each) for each in given()]
+    reached = own_tree().reached(map(place_of, functions), values) | own_tree().reached(values, values)
+    places = [
+        (module, number)
+        for module, line in sorted(seen.places)
+        for number, lines in enumerate(statements(module))
+        if line in lines and not is_named_only(module)
+    ]
 
-    assert len(seen.names) > 200
-    missing = []
-    for module, line in sorted(seen.names):
-        number = next((n for n, (lines, _) in enumerate(tops(module)) if line in lines), None)
-        if number is not None and (module, number) not in reached and not is_named_only(module):
-            missing.append((module, line))
-    assert missing == []
+    assert len(places) > 200
+    assert [(module, statements(module)[number]) for module, number in places if (module, number) not in reached] == []
 
 
 def is_named_only(module: str) -> bool:
-    """Modules that name variants and targets, and the test's own way to them."""
+    """Modules that name variants and targets."""
     return module.rpartition(".")[2] in {"variants", "axes", "arch", "spec", "selection", "errors"}
 
 
@@ -152,11 +151,8 @@ def test_no_opcode_has_two_rules_and_no_name_two_functions():
     """Else the order of imports would say which one runs, and moved files could change it."""
     for opcode in {opcode for held in HELD.values() for opcode in held}:
         assert len([rule for rule in table._RULES if rule.pattern.fullmatch(opcode)]) == 1, opcode
-    names = re.findall(
-        r"^@in_node_scope\n(?:@.*\n)*def (\w+)",
-        "".join(p.read_text() for p in ROOT.glob("fa4build/simulate/**/*.py")),
-        re.M,
-    )
+    sources = "".join(path.read_text() for path in ROOT.glob("fa4build/simulate/**/*.py"))
+    names = re.findall(r"^@in_node_scope\n(?:@.*\n)*def (\w+)", sources, re.M)
     assert len(names) > 40
     assert len(set(names)) == len(names)
     assert set(names) <= set(NODE_SCOPE)
@@ -177,8 +173,8 @@ def test_a_comment_a_docstring_and_an_annotation_lose_no_proof(copied, before):
     """In every file."""
     for path in copied.rglob("*.py"):
         text = path.read_text()
-        text = re.sub(r'^( +)"""', r'\1"""More. ', text, flags=re.M)
-        text = re.sub(r"^(def \w+\(self, g)\b", r"\1: object", text, flags=re.M)
+        text = re.sub(r'^( +)"""(?=\w)', r'\1"""More. ', text, flags=re.M)
+        text = re.sub(r"^( +def \w+\(self)(?=[,)])", r"\1: object", text, flags=re.M)
         path.write_text(f"# A comment.\n{text}\n# Another.\n\n")
 
     assert lost(copied, before) == set()
