@@ -142,7 +142,7 @@ def plan_sha256(text: str, ptx: PtxForm) -> str:
         plan = json.loads(_one_blackwell(text))
         plan.pop("origin", None)
     except (ValueError, AttributeError):
-        return _sha256(text.encode())
+        return _sha256(_one_blackwell(text).encode())
     for launch in plan.get("launches", ()):
         if isinstance(launch, dict) and launch.get("kernel") in ptx.entries:
             launch["kernel"] = ptx.entries.index(launch["kernel"])

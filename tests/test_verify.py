@@ -193,7 +193,7 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
 
 def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypatch):
     """The kernel is simulated once, each target's chain of other kernels once; both again: nothing."""
-    chain = lambda self, variant: (Link(op="fwd", ptx=variant.arch, plan="", registers=1),)  # noqa: E731
+    chain = lambda self, variant: (Link(op="fwd", ptx=f"kernel {variant.arch[-3:-1]}", plan="", registers=1),)  # noqa: E731
     monkeypatch.setattr("fa4build.verify._Run._chain", chain)
     cache = Cache(tmp_path)
     fill_twins(cache)
