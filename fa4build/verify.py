@@ -48,6 +48,7 @@ from fa4build.variants import (
 )
 from fa4build.verify_chain import companions_of
 from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
+from fa4build.verify_identity import PtxForms
 from fa4build.verify_pool import End, Task, run_tasks
 from fa4build.verify_runs import Link
 from fa4build.verify_simulate import Proof, Request, covers, covers_kernel, has_cases, prove, request_for
@@ -66,7 +67,6 @@ from fa4build.verify_static import (
 )
 
 SIMULATION_TIMEOUT_S = 1800.0
-_BLACKWELL = {"sm100a": "sm103a", "sm103a": "sm100a"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,8 @@ def verify(
     variants = tuple(variants)
     family = family or family_named()
     entries = require_cached(find_cached(variants, cache, family=family))
-    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0, family=family)
+    forms = PtxForms(cache.root / "forms")
+    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0, family=family, form_of=forms)
     run.total = len(entries) * (options.static + options.simulate)
     changes = run.static(variants, entries) if options.static else ()
     if options.simulate:
@@ -216,6 +217,7 @@ class _Run:
     tell: Tell
     total: int
     family: Family
+    form_of: PtxForms
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -329,7 +331,7 @@ class _Run:
         """
         known = {} if self.options.fresh else self._known_proofs()
         requests: dict[str, Request] = {}
-        key_of, entry_of = {}, {}
+        entry_of: dict[str, CacheEntry] = {}
         waiting: list[str] = []
         before: dict[str, Check] = {}  # by variant: twins have chains of their own
         proven: dict[str, Check] = {}  # by what twins share
@@ -340,50 +342,40 @@ class _Run:
                 self._note(_unproven(variant.id, why), entry)
                 continue
             request = requests[variant.id] = self._request(variant, entry)
-            key = key_of[variant.id] = _alike(request)
-            summary = known.get(request.sha256) or self._known_of_twin(variant, key, known)
+            summary = _best_known(request, known)
             if summary is not None:
                 check = Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
-                before[variant.id] = proven[key] = check
-            elif key not in {key_of[name] for name in waiting}:
+                before[variant.id] = proven[request.sha256] = check
+            elif request.sha256 not in {requests[name].sha256 for name in waiting}:
                 waiting.append(variant.id)
 
         def end(end: End) -> None:
             check = _simulated_check(end)
             self._note(check, entry_of[end.name])
-            proven[key_of[end.name]] = check
+            proven[requests[end.name].sha256] = check
 
-        first = [name for name in waiting if key_of[name] not in proven]
+        first = [name for name in waiting if requests[name].sha256 not in proven]
         self._run([Task(name=name, function=prove, argument=requests[name]) for name in first], end)
         rest = [(name, request) for name, request in requests.items() if name not in first]
-        again = [(request, before.get(name) or proven[key_of[name]]) for name, request in rest]
+        again = [(request, before.get(name) or proven[request.sha256]) for name, request in rest]
         self._run(list(self._left(again, entry_of)), end)
 
-    def _known_proofs(self) -> dict[str, Mapping[str, Any]]:
+    def _known_proofs(self) -> dict[str, list[Mapping[str, Any]]]:
         """What has been proven before, here or in the checkout, by the digest of the proof."""
         committed = simulated_records(self.options.evidence_dirs)
-        summaries = [*committed.values(), *known_records(self.cache.root, "simulated").values()]
-        return {summary["proof_sha256"]: summary for summary in summaries if "proof_sha256" in summary}
-
-    def _known_of_twin(
-        self, variant: Variant, key: str, known: Mapping[str, Mapping[str, Any]]
-    ) -> Mapping[str, Any] | None:
-        """What is known of the same variant for the other Blackwell target, if its PTX is the same."""
-        other = _BLACKWELL.get(variant.arch)
-        twin = replace(variant, arch=other) if known and other else variant
-        ((_, entry),) = find_cached([twin], self.cache) if twin != variant else ((None, None),)
-        if entry is None:
-            return None
-        request = self._request(twin, entry)
-        return known.get(request.sha256) if _alike(request) == key else None
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for summary in (*committed.values(), *known_records(self.cache.root, "simulated").values()):
+            if "proof_sha256" in summary:
+                found.setdefault(summary["proof_sha256"], []).append(summary)
+        return found
 
     def _left(self, requests: Sequence[tuple[Request, Check]], entry_of: Mapping[str, CacheEntry]) -> Iterator[Task]:
         """Tasks for what an equal kernel, whose check is given, has not proven; what it has, or failed at, is noted."""
         for request, check in requests:
             name = request.variant_id
-            summary = {**check.summary, "proof_sha256": request.sha256} if check.summary else {}
+            summary = check.summary
             if check.status == "failed" or covers(summary, request):
-                self._note(replace(check, name=name, summary=summary), entry_of[name])
+                self._note(replace(check, name=name), entry_of[name])
             elif covers_kernel(summary, request):
                 yield Task(name=name, function=prove, argument=replace(request, proven=summary))
             else:
@@ -407,6 +399,7 @@ class _Run:
             registers=files.registers,
             seeds=self.options.seeds,
             chain=self._chain(variant),
+            form_of=self.form_of,
         )
 
     def _chain(self, variant: Variant) -> tuple[Link, ...]:
@@ -434,17 +427,10 @@ class _Run:
         self.tell(Event(name=name, check=check, message=message, done=len(self.checks), total=self.total))
 
 
-def _alike(request: Request) -> str:
-    """Equal for kernels that differ in names, and in the digests of what they were compiled from and to, alone."""
-    plan = {name: part for name, part in json.loads(request.plan).items() if name != "origin"}
-    alone = request_for(
-        parse_variant(request.variant_id),
-        ptx=request.ptx,
-        plan=json.dumps(plan, sort_keys=True),
-        registers=request.registers,
-        seeds=request.seeds,
-    )
-    return alone.sha256
+def _best_known(request: Request, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Any] | None:
+    """Of the proofs of a kernel the one that shows most: kernels of one digest may stand in different chains."""
+    found = known.get(request.sha256, ())
+    return max(found, key=lambda summary: (covers(summary, request), covers_kernel(summary, request)), default=None)
 
 
 def _measure(entry: CacheEntry, cache: Cache, nvdisasm: Path | None) -> StaticFigures:

@@ -14,7 +14,7 @@ def summary(level: str, target: str = "sm_90a", **changes: Any) -> dict[str, Any
             **{**counts, "budgets": [], "instructions": {"mma": 8}},
         },
         "simulated": {
-            **{"proof_sha256": "ab" * 32, "simulator_sha256": "cd" * 32, "cases": 12, "seeds": [1]},
+            **{"proof_sha256": "ab" * 32, "cases": 12, "seeds": [1]},
             **{"schedules": SCHEDULES, "checked_schedules": SCHEDULES, "warp_instructions": 1000, "notes": 0},
             **{"worst_ratio": 0.4, "worst_lse_error": 0.0},
         },

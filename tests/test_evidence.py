@@ -97,7 +97,7 @@ FORGED = {
     "one schedule": {"summary": {**SIMULATED, "schedules": ["eager"]}},
     "nothing checked": {"summary": {**SIMULATED, "checked_schedules": ["eager"]}},
     "no proof": {"summary": {**SIMULATED, "proof_sha256": "short"}},
-    "no simulator": {"summary": {name: x for name, x in SIMULATED.items() if name != "simulator_sha256"}},
+    "no proof at all": {"summary": {name: x for name, x in SIMULATED.items() if name != "proof_sha256"}},
     "unknown field": {"summary": {**SIMULATED, "trust": "me"}},
     "other cases": {"cases": ["single"]},
     "other digest": {"record": "0" * 64},

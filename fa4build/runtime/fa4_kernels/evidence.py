@@ -75,7 +75,7 @@ _REQUIRED: Mapping[str, _Rules] = {
         "instructions": _counts,
     },
     "simulated": {
-        **dict.fromkeys(("proof_sha256", "simulator_sha256"), _digest),
+        "proof_sha256": _digest,
         "cases": _positive,
         "seeds": _seeds,
         **dict.fromkeys(("schedules", "checked_schedules"), _words),
@@ -92,7 +92,13 @@ _REQUIRED: Mapping[str, _Rules] = {
 }
 _OPTIONAL: Mapping[str, _Rules] = {
     "static": {},
-    "simulated": {"chain_cases": _positive, "chain_sha256": _digest, "chain_worst_ratio": _ratio, "operator": _text},
+    "simulated": {
+        "simulator_sha256": _digest,
+        "chain_cases": _positive,
+        "chain_sha256": _digest,
+        "chain_worst_ratio": _ratio,
+        "operator": _text,
+    },
     "silicon": {},
 }
 
