@@ -221,7 +221,8 @@ def owner_of(path: str) -> tuple[str, str] | None:
 def _owners_in(root: str) -> Mapping[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for name, distribution in _installed((root,)).items():
+        owner = (name, distribution.version)  # parses the metadata: once, not for every row
         for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
             if row and not row[0].startswith(("..", "/")):
-                found[f"{root}/{row[0]}"] = (name, distribution.version)
+                found[f"{root}/{row[0]}"] = owner
     return found
