@@ -5,7 +5,8 @@ reads beside these (a helper module, a table of constants, an installed package)
 old cubin would be served for the new sources. So it is refused.
 
 `watch` is called when the process starts, before any code of a family runs. It notes what is opened from then on; what
-modules were loaded from is read at the end. Not seen: the mere listing of a directory, and what native code opens.
+modules were loaded from is read at the end. Not seen: that a file is absent, the mere listing of a directory, and what
+native code opens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -57,9 +58,14 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         _ran.setdefault(f"{event} {arguments[0]!r}")
 
 
-def forget_programs() -> None:
-    """What was run until now was the compiler's own start."""
+def compiler_loads(load: Callable[[], object]) -> None:
+    """Run `load`, which imports the compiler and nothing of a family: what it loads is the compiler's environment."""
+    before = set(_loaded())
+    ran = dict(_ran)
+    load()
+    _from_start.update(map(_real_file, set(_loaded()) - before))
     _ran.clear()
+    _ran.update(ran)
 
 
 def compile_without_stale_bytecode(directory: Path) -> None:
@@ -87,6 +93,8 @@ def check_inputs(request: Mapping[str, Any], own_directories: Iterable[Path]) ->
     ours = tuple(f"{os.path.realpath(path)}/" for path in own_directories)
     who = f"{request['name']}: family {request['family']}"
     for path in dict.fromkeys(map(_real_file, (*_loaded(), *_opened))):
+        if not os.path.isfile(path) and path not in sources:
+            continue  # looked for in vain, as parts of the import path are; or a directory
         if path in sources:
             if _digest(path) != sources[path]:
                 raise CompileError(f"{who}: {path} was changed while the kernel was compiled from it. Build again.")
@@ -139,7 +147,7 @@ def _is_of_python(path: str) -> bool:
 
 def _check_installed(path: str, who: str, request: Mapping[str, Any]) -> None:
     owner = None if path.startswith(f"{_OTHER_FAMILIES}/") else owner_of(path)
-    if owner is not None and (path in _from_start or owner[0] in {*request["distributions"], *environment()}):
+    if owner is not None and (owner[0] in {*request["distributions"], *environment()} or owner[0] in _at_start()):
         return
     raise CompileError(
         f"{who}: compiling reads {path}, which its cache key does not hold: an edit would leave the old cubin in use. "
@@ -151,6 +159,12 @@ def _remedy(path: str, owner: tuple[str, str] | None, family: str) -> str:
     if owner is not None:
         return f"Add Pinned(name={owner[0]!r}, tested=({owner[1]!r},)) to `distributions` of family {family}."
     return f"Add {path!r}, or its directory, to `sources` of family {family}."
+
+
+@cache
+def _at_start() -> frozenset[str]:
+    """The distributions that interpreter and compiler loaded from, some of them without requiring them."""
+    return frozenset(owner[0] for path in _from_start if (owner := owner_of(path)) is not None)
 
 
 # --- installed distributions ------------------------------------------------------------------------------------------
