@@ -125,7 +125,13 @@ def key(toy, kernel: FamilyKernel, toolchain: Toolchain = BASE) -> str:
 
 @pytest.mark.parametrize(
     "change",
-    [{"payload": {"n": 65}}, {"axes": {"n": 1}}, {"function": "tests.kernels_toy.scale_family:kernels"}, {"tuning": {"tile": 1}}, {"op": "other"}],
+    [
+        {"payload": {"n": 65}},
+        {"axes": {"n": 1}},
+        {"function": "tests.kernels_toy.scale_family:kernels"},
+        {"tuning": {"tile": 1}},
+        {"op": "other"},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_everything_that_decides_a_compile_is_in_the_key(tmp_path, change):

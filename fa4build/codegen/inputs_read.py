@@ -9,6 +9,8 @@ modules were loaded from is read at the end. Not seen: that a file is absent, th
 native code opens.
 """
 
+# ruff: noqa: PTH  text, not Path: this runs for every file that a process opens, and links must stay as they are
+
 from __future__ import annotations
 
 import csv

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fa4build.axes import Variant
 from fa4build.arch import arch_named
+from fa4build.axes import Variant
 from fa4build.cache import canonical, key_inputs, key_of
 from fa4build.codegen.compile import CompileOptions, request_for
 from fa4build.codegen.render import render
