@@ -9,7 +9,8 @@ modules were loaded from is read at the end. Not seen: that a file is absent, th
 native code opens.
 """
 
-# ruff: noqa: PTH  text, not Path: this runs for every file that a process opens, and links must stay as they are
+# Text, not Path: this runs for every file that a process opens, and links must stay as they are.
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH120
 
 from __future__ import annotations
 
