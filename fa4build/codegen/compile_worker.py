@@ -59,7 +59,14 @@ class HostFunction:
 
 def setup() -> dict[str, str]:
     """Import everything slow that a child will need; tell which compiler it is."""
+    inputs_read.compiler_loads(_import_compiler)
     import cutlass
+
+    flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
+    return {"dsl_version": cutlass.__version__, "backend": flavour}
+
+
+def _import_compiler() -> None:
     import cutlass.base_dsl.dsl
     import cutlass.cute
     import cutlass.cutlass_dsl.tvm_ffi_provider
@@ -72,8 +79,6 @@ def setup() -> dict[str, str]:
     # The assembler's report, of which spills are read, makes the DSL look up the source line of every operation too:
     # half of the time of a trace, for nothing that reaches a cubin or a plan.
     cutlass.base_dsl.dsl._set_enable_frame_filtering = lambda _wanted: None
-    flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
-    return {"dsl_version": cutlass.__version__, "backend": flavour}
 
 
 def run(work_dir: Path) -> None:

@@ -5,8 +5,12 @@ reads beside these (a helper module, a table of constants, an installed package)
 old cubin would be served for the new sources. So it is refused.
 
 `watch` is called when the process starts, before any code of a family runs. It notes what is opened from then on; what
-modules were loaded from is read at the end. Not seen: the mere listing of a directory, and what native code opens.
+modules were loaded from is read at the end. Not seen: that a file is absent, the mere listing of a directory, and what
+native code opens.
 """
+
+# Text, not Path: this runs for every file that a process opens, and links must stay as they are.
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH120
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -57,9 +61,14 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         _ran.setdefault(f"{event} {arguments[0]!r}")
 
 
-def forget_programs() -> None:
-    """What was run until now was the compiler's own start."""
+def compiler_loads(load: Callable[[], object]) -> None:
+    """Run `load`, which imports the compiler and nothing of a family: what it loads is the compiler's environment."""
+    before = set(_loaded())
+    ran = dict(_ran)
+    load()
+    _from_start.update(map(_real_file, set(_loaded()) - before))
     _ran.clear()
+    _ran.update(ran)
 
 
 def compile_without_stale_bytecode(directory: Path) -> None:
@@ -87,6 +96,8 @@ def check_inputs(request: Mapping[str, Any], own_directories: Iterable[Path]) ->
     ours = tuple(f"{os.path.realpath(path)}/" for path in own_directories)
     who = f"{request['name']}: family {request['family']}"
     for path in dict.fromkeys(map(_real_file, (*_loaded(), *_opened))):
+        if not os.path.isfile(path) and path not in sources:
+            continue  # looked for in vain, as parts of the import path are; or a directory
         if path in sources:
             if _digest(path) != sources[path]:
                 raise CompileError(f"{who}: {path} was changed while the kernel was compiled from it. Build again.")
@@ -139,7 +150,7 @@ def _is_of_python(path: str) -> bool:
 
 def _check_installed(path: str, who: str, request: Mapping[str, Any]) -> None:
     owner = None if path.startswith(f"{_OTHER_FAMILIES}/") else owner_of(path)
-    if owner is not None and (path in _from_start or owner[0] in {*request["distributions"], *environment()}):
+    if owner is not None and (owner[0] in {*request["distributions"], *environment()} or owner[0] in _at_start()):
         return
     raise CompileError(
         f"{who}: compiling reads {path}, which its cache key does not hold: an edit would leave the old cubin in use. "
@@ -151,6 +162,12 @@ def _remedy(path: str, owner: tuple[str, str] | None, family: str) -> str:
     if owner is not None:
         return f"Add Pinned(name={owner[0]!r}, tested=({owner[1]!r},)) to `distributions` of family {family}."
     return f"Add {path!r}, or its directory, to `sources` of family {family}."
+
+
+@cache
+def _at_start() -> frozenset[str]:
+    """The distributions that interpreter and compiler loaded from, some of them without requiring them."""
+    return frozenset(owner[0] for path in _from_start if (owner := owner_of(path)) is not None)
 
 
 # --- installed distributions ------------------------------------------------------------------------------------------
@@ -221,7 +238,8 @@ def owner_of(path: str) -> tuple[str, str] | None:
 def _owners_in(root: str) -> Mapping[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for name, distribution in _installed((root,)).items():
+        owner = (name, distribution.version)  # parses the metadata: once, not for every row
         for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
             if row and not row[0].startswith(("..", "/")):
-                found[f"{root}/{row[0]}"] = (name, distribution.version)
+                found[f"{root}/{row[0]}"] = owner
     return found

@@ -133,7 +133,7 @@ def _is_of_compiler(path: Path) -> bool:
 
 
 def _located(module: str) -> Iterator[tuple[str, Path]]:
-    """(name, file) of a module and of every package above it, in this order from the top; those without file are left out.
+    """(name, file) of a module and of every package above it, from the top; those without a file are left out.
 
     Finders are asked, nothing is imported: `importlib.util.find_spec` would import the packages above.
     """

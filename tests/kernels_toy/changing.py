@@ -56,7 +56,7 @@ class Multiply:
 
 
 def write_package(directory: Path, name: str, edit: str = "", sources: str = "") -> Path:
-    """A package of adapter, kernel and constants; `edit` is put into the compile function, `sources` into the family."""
+    """Adapter, kernel and constants; `edit` goes into the compile function, `sources` into the family."""
     package = directory / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
