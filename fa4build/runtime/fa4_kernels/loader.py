@@ -319,7 +319,10 @@ def compiled_calls(kind: str) -> Any:
     if kind not in _compiled_calls:
         import torch
 
-        _compiled_calls[kind] = getattr(_import_launcher(), kind)(torch.Tensor, torch.is_grad_enabled)
+        from .observers import LEVELS, OBSERVERS
+
+        made = getattr(_import_launcher(), kind)
+        _compiled_calls[kind] = made(torch.Tensor, torch.is_grad_enabled, OBSERVERS, LEVELS)
     return _compiled_calls[kind]
 
 
