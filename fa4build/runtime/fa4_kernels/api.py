@@ -21,7 +21,7 @@ from .dispatch import Decision, extents_of, steps_of
 from .errors import DriverError, InputError, LayoutError, NoKernelError
 from .general import Call, Lists, forward
 from .gradients import BackwardLaunches, compute_gradients, load_backward, run_copying
-from .observers import autocast, is_observed, refuse_tangents
+from .observers import autocast, is_observed, refuse_transforms
 from .packed import (
     attend_with_features,
     flash_attn_combine,  # noqa: F401  public function of the package
@@ -199,7 +199,7 @@ def flash_attn_func(
         or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
     ):
         _refuse_shapes(q, k, v)
-    refuse_tangents(q=q, k=k, v=v)
+    refuse_transforms(q=q, k=k, v=v)
     mask, left, right = canonical_mask(causal, window_size)
     return_lse = checked_flag("return_lse", return_lse)
     if softmax_scale is not None:
@@ -309,8 +309,7 @@ def require_evidence(level: str | None) -> None:
 
     if level is not None and level not in EVIDENCE_LEVELS:
         raise InputError(f"evidence level {level!r} is unknown. Allowed: {', '.join(EVIDENCE_LEVELS)}.")
-    loader.runtime().evidence = level
-    loader.forget_calls()
+    loader.require_evidence(level)
 
 
 # Below: taken once a configuration, or on the way to an error.

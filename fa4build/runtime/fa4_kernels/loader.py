@@ -290,6 +290,9 @@ seen_calls: dict[tuple[Any, ...], int] = {}
 bound: dict[tuple[Any, ...], Any] = {}
 """What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
 
+required_evidence: str | None = None
+"""What require_evidence asks for, before the runtime of the process is made."""
+
 _runtime: Runtime | None = None
 _runtime_lock = threading.Lock()
 
@@ -300,14 +303,25 @@ def runtime() -> Runtime:
     if _runtime is None:
         with _runtime_lock:
             if _runtime is None:
-                _runtime = _torch_runtime()
+                made = _torch_runtime()
+                made.evidence = required_evidence
+                _runtime = made
     return _runtime
+
+
+def require_evidence(level: str | None) -> None:
+    """Kernels used from now on must have passed `level`. Needs no driver: a runtime made later asks for it too."""
+    global required_evidence
+    required_evidence = level
+    if _runtime is not None:
+        _runtime.evidence = level
+    forget_calls()
 
 
 def use_runtime(replacement: Runtime | None) -> None:
     """Replace the runtime of this process; None makes a new one at the next call. For tests and tools."""
-    global _runtime
-    _runtime = replacement
+    global _runtime, required_evidence
+    _runtime, required_evidence = replacement, None
     forget_calls()
 
 

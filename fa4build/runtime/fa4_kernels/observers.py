@@ -23,7 +23,8 @@ def _none() -> int:
 _num_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", _none)
 _num_function_modes = getattr(torch._C, "_len_torch_function_stack", _none)
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
-_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _none)
+_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_is_transformed = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda x: False)
 
 
 def _only_default_devices(tensor: object = None) -> bool:
@@ -58,26 +59,35 @@ def is_observed(*tensors: Any) -> bool:
 
         flops.register()
         return True
-    if _transform() or (_num_function_modes() and not _only_default_devices()):
+    if _num_function_modes() and not _only_default_devices():
         return True
     return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
 
 
 def may_keep() -> bool:
     """Whether a tensor made now is a plain one that later calls can use."""
-    return not (torch.compiler.is_compiling() or _num_dispatch_modes() or _transform())
+    return not (torch.compiler.is_compiling() or _num_dispatch_modes() or _transform() is not None)
 
 
-def refuse_tangents(**tensors: Any) -> None:
-    """Raises NoKernelError, a NotImplementedError, when a tensor has a tangent of forward-mode differentiation."""
-    if forward_ad._current_level < 0:
+def refuse_transforms(**tensors: Any) -> None:
+    """Raises NoKernelError, a NotImplementedError, for tensors within a transform of torch.func, and for tangents.
+
+    Inside torch.compile the operator refuses them.
+    """
+    if torch.compiler.is_compiling() or (_transform() is None and forward_ad._current_level < 0):
         return
     for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+        if not isinstance(x, torch.Tensor):
+            continue
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise NoKernelError(
-                f"{name} has a tangent, and no kernel computes forward-mode derivatives. Use backward(), "
-                "torch.func.vjp or torch.func.grad, or take the tangent off: "
-                "torch.autograd.forward_ad.unpack_dual(x).primal"
+                f"{name} has a tangent, and no kernel computes forward-mode derivatives. Use backward(), or take the "
+                "tangent off: torch.autograd.forward_ad.unpack_dual(x).primal"
+            )
+        if _is_transformed(x):
+            raise NoKernelError(
+                f"{name} is inside torch.func.vmap, grad or another transform, which no kernel knows. For vmap put its "
+                "dimension into the batch; for gradients use torch.autograd.grad or backward()"
             )
 
 

@@ -15,7 +15,7 @@ from . import answers, loader, ops
 from .allocation import equal_starts
 from .errors import InputError, LayoutError, NoKernelError
 from .general import Call, Lists, backward, bound_backward, bound_combine, forward
-from .observers import autocast, is_observed, refuse_tangents
+from .observers import autocast, is_observed, refuse_transforms
 from .problems import (
     DTYPES,
     FP8_DTYPES,
@@ -224,7 +224,7 @@ def flash_attn_varlen_func(
 
 def _attend_packed(given: answers.Arguments, descales: _Factors, deterministic: bool | None) -> _Result:
     q, k, v = autocast(given.q, given.k, given.v)
-    refuse_tangents(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
+    refuse_transforms(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
     lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
     return_lse, batch_shape = checked_flag("return_lse", given.return_lse), None
     bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
@@ -391,7 +391,7 @@ def attend_with_features(
     _refuse_unserved(q, v, causal, window_size, "dense", options)
     return_lse = checked_flag("return_lse", return_lse)
     q, k, v = autocast(q, k, v)
-    refuse_tangents(q=q, k=k, v=v, learnable_sink=learnable_sink)
+    refuse_transforms(q=q, k=k, v=v, learnable_sink=learnable_sink)
     call = _call(
         (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
         descales,
@@ -418,7 +418,7 @@ def _refuse_unserved(
 
 def _refuse_derivatives(**tensors: Tensor | None) -> None:
     """Raises InputError or NoKernelError where derivatives are asked for that nothing here computes."""
-    refuse_tangents(**tensors)
+    refuse_transforms(**tensors)
     for name, x in tensors.items():
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             raise InputError(
