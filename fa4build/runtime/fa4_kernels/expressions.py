@@ -1,7 +1,7 @@
 """Expressions of recipes and dispatch rules: a small, total part of Python over integers and numbers.
 
 Allowed are numbers, names, `+ - * // % **` (exponent a number of at most 64), comparisons, `and`, `or`, `not`,
-`a if b else c`, and min, max, ceil_div, round_up. Nothing else can be said, so a pack cannot run code; and a power has at
+`a if b else c`, and min, max, ceil_div, round_up. Nothing else can be said, so a pack cannot run code. A power has at
 most _MAX_BITS bits, so it can keep no processor busy.
 """
 
