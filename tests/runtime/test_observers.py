@@ -287,6 +287,15 @@ def test_autocast_converts_as_torchs_attention(runtime, call, given):
         assert q.grad.dtype == given
 
 
+def test_autocast_holds_inside_a_compiled_function(runtime):
+    """As eagerly, in one graph."""
+    q, k, v = dense_tensors(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch.compile(dense, backend="aot_eager", fullgraph=True)(q, k, v)
+        assert torch.equal(out, dense(q, k, v))
+    assert out.dtype == torch.bfloat16
+
+
 # --- compilation ------------------------------------------------------------------------------------------------------
 
 

@@ -117,13 +117,18 @@ def test_static_caches_are_read_as_far_as_they_are_filled(runtime, make, max_cac
     assert off(found, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("make", DECODERS)
-def test_generation_with_a_static_cache_writes_the_same(runtime, make):
-    """Scores of every step, for the tokens that eager attention chose."""
+def test_generation_with_a_static_cache_writes_the_same(runtime, make, is_compiled):
+    """Scores of the first step, and the tokens; also where decoding is compiled as one graph."""
+    torch._dynamo.reset()
+    compilation = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compilation._compile_all_devices = True
 
     def run(model):
         mask = torch.ones_like(TOKENS[:, :12])
-        options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+        options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+        options |= {"compile_config": compilation} if is_compiled else {"disable_compile": True}
         result = model.generate(
             TOKENS[:, :12], attention_mask=mask, **options, output_scores=True, return_dict_in_generate=True
         )

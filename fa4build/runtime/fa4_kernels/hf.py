@@ -153,23 +153,33 @@ def used_lengths(
     mask_function: Callable[..., Any] | None = None,
     attention_mask: torch.Tensor | None = None,
     device: torch.device | str | None = None,
-    **_: Any,
+    config: Any = None,
+    use_vmap: bool = False,
+    **others: Any,
 ) -> torch.Tensor | None:
     """What transformers calls to make a mask: the kernels know causal ones and windows, so none is needed but where a
     cache is longer than what it holds (a static one).
 
     Returns: None, or the keys in use, int32 (batch, 1, 1, 1), which models hand on as a mask that was prepared; the
         last query sees the last of them.
-    Raises: InputError if the batch is padded, or the mask is none that kernels know.
+    Raises: InputError if the batch is padded, or the mask is none that kernels know. Inside torch.compile it cannot be
+        looked into: masks of a model's own and chunks are refused there, blocks of image tokens are not seen.
     """
-    if mask_function is not None:
-        _refuse_mask(mask_function, kv_offset + kv_length)
+    if torch.compiler.is_compiling():
+        chunk = getattr(config, "attention_chunk_size", None)
+        if use_vmap or (chunk is not None and chunk < kv_offset + kv_length):
+            raise InputError(f"{NAME} attention knows causal masks and windows. Choose another attn_implementation.")
+        is_causal = "allow_is_bidirectional_skip" not in others
+    else:
+        if mask_function is not None:
+            _refuse_mask(mask_function, kv_offset + kv_length)
+        is_causal = _is_causal(mask_function)
     num_tokens = q_offset + q_length - kv_offset
     if attention_mask is not None:
         seen = attention_mask[:, kv_offset : kv_offset + kv_length]
-        if not bool(seen.all() if _is_causal(mask_function) else attention_mask.all()):
+        if not bool(seen.all() if is_causal else attention_mask.all()):
             raise InputError(f"{NAME} attention takes batches without padding. Choose another attn_implementation.")
-    if not _is_causal(mask_function) or (isinstance(num_tokens, int) and num_tokens == kv_length):
+    if not is_causal or (isinstance(num_tokens, int) and num_tokens == kv_length):
         return None
     if isinstance(num_tokens, int) and not 0 <= num_tokens <= kv_length:
         raise InputError(
