@@ -274,3 +274,19 @@ def test_the_id_to_build_is_one_that_the_builder_parses():
         )
         assert (variant.head_dim, variant.head_dim_v) == (problem.head_dim, problem.head_dim_v)
         assert {name for name in ("softcap", "sink", "split") if getattr(variant, name)} == problem.features
+
+
+def test_of_one_kernel_in_two_packs_the_newest_is_taken():
+    """Whatever the packs' names and evidence; the trace says why the older is not. One that fits alone is taken."""
+    id_, other = "fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd64-full"
+    old = pack(entry(id_, evidence=STATIC | {"silicon": True}), entry(other), name="fa4-kernels-sm90a")
+    old = replace(old, manifest=replace(old.manifest, version="0.9.0"))
+    new = pack(entry(id_), name="fa4-kernels-sm90a-dense")
+    new = replace(new, manifest=replace(new.manifest, version="0.10.0"))
+    problem = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
+    for order in ((old, new), (new, old)):
+        decision = dispatch(problem, H200, order)
+        assert decision.pack is new
+        assert "is of version 0.9.0, and fa4-kernels-sm90a-dense 0.10.0 has it too" in str(decision)
+        assert dispatch(problem, H200, order, evidence="silicon").pack is old
+        assert dispatch(Problem(dtype="bf16", head_dim=64, head_dim_v=64), H200, order).pack is old

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
 from fa4_kernels import InputError, NoKernelError, answers, loader  # noqa: E402
+from fa4_kernels.problems import Offsets  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
@@ -342,7 +343,7 @@ def test_empty_problems_launch_nothing(runtime):
     sink = torch.tensor([0.5, 1.0, 2.0, -3.0])
     for arguments, options in (
         ((q, none, none, CU_Q, ints(0, 0, 0, 0, 0)), {}),
-        ((q, k, v, CU_Q, CU_K), {"window_size": (-5, 2)}),
+        ((q, k, v, CU_Q, CU_K), {"window_size": Offsets(-5, 2)}),
         ((q[:0], k, v, ints(0, 0), ints(0, 140)), {}),
     ):
         out, lse = fa4_kernels.flash_attn_varlen_func(*arguments, return_lse=True, **options)
@@ -359,7 +360,7 @@ def test_empty_problems_have_gradients(runtime):
     q, k, v = packed(requires_grad=True)
     sink = drawn(4, dtype=torch.float32, requires_grad=True)
     out, lse = fa4_kernels.flash_attn_varlen_func(
-        q, k, v, CU_Q, CU_K, window_size=(-5, 2), learnable_sink=sink, return_lse=True
+        q, k, v, CU_Q, CU_K, window_size=Offsets(-5, 2), learnable_sink=sink, return_lse=True
     )
     dq, dk, dv, dsink = torch.autograd.grad(out.sum() + lse.sum(), (q, k, v, sink))
 

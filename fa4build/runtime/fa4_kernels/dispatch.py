@@ -11,7 +11,7 @@ from .abi import OUTPUT_DTYPES, SIGNATURES, TARGETS, signature_name
 from .errors import NoKernelError
 from .evidence import LEVELS, backed_levels, named_levels
 from .expressions import evaluate
-from .packs import Entry, Pack, RefusedPack
+from .packs import Entry, Pack, RefusedPack, newer_than, newest_of
 
 OWN_FAMILY = "fa4"
 
@@ -117,25 +117,31 @@ def dispatch(
         evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
         claims: whether a level that nothing backs is enough for `evidence`. It never counts in the order.
         family: whose kernels are taken wherever one fits; None prefers none.
-    Contract: among fitting entries those of `family` come first, then the one with most evidence, then our own before
-        another family's, then one that is not deterministic where that was not asked for, then one that is made for
-        some extents (`when`) before one for all, then the one whose id sorts first.
+    Contract: of fitting entries with one id and family that of the newest pack counts alone. Among the rest those of
+        `family` come first, then the one with most evidence, then our own before another family's, then one that is not
+        deterministic where that was not asked for, then one that is made for some extents (`when`) before one for all,
+        then the one whose id sorts first.
     """
     packs = tuple(packs)
+    usable_packs = [pack for pack in packs if not isinstance(pack, RefusedPack)]
+    looked_at = [
+        (pack, entry, mismatches(problem, device, entry, evidence, claims))
+        for pack in usable_packs
+        for entry in pack.manifest.entries
+    ]
+    newest = newest_of((pack, entry) for pack, entry, reasons in looked_at if not reasons)
     trace: list[Considered] = []
     fitting: list[tuple[tuple[Any, ...], Pack, Entry]] = []
-    for pack in packs:
-        if isinstance(pack, RefusedPack):
-            continue
-        for entry in pack.manifest.entries:
-            reasons = mismatches(problem, device, entry, evidence, claims)
-            trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
-            if not reasons:
-                own = pack.manifest.family
-                is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
-                preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
-                order = (*preferred, is_slower, not entry.axes.get("when"), entry.id)
-                fitting.append((order, pack, entry))
+    for pack, entry, mismatched in looked_at:
+        newer = None if mismatched else newer_than(pack, entry.id, newest)
+        reasons = (f"is of version {pack.manifest.version}, and {newer} has it too",) if newer else mismatched
+        trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
+        if not reasons:
+            own = pack.manifest.family
+            is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
+            preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
+            order = (*preferred, is_slower, not entry.axes.get("when"), entry.id)
+            fitting.append((order, pack, entry))
     best = min(fitting, key=lambda item: item[0], default=None)
     return Decision(
         problem=problem,

@@ -7,13 +7,13 @@ read from a device.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from . import loader
 from .abi import OUTPUT_DTYPES
+from .allocation import equal_starts, no_numbers
 from .dispatch import Problem, combine_problem, steps_of
 from .errors import NoKernelError
 from .gradients import BackwardLaunches, compute_gradients, compute_packed_gradients, load_backward, run_copying
@@ -29,7 +29,6 @@ from .problems import (
 from .splitting import Keys, Rows, chosen_splits, key_blocks, visible_keys
 
 Tensor = torch.Tensor
-_MAX_KEPT = 256
 
 
 class Lists(NamedTuple):
@@ -57,15 +56,9 @@ class Lists(NamedTuple):
         assert keys is not None
         used_q, used_k = self.seqused_q, self.seqused_k
         if used_q is None or used_k is None:
-            nothing = _nothing_on(self.cu_seqlens_q.device)
+            nothing = no_numbers(self.cu_seqlens_q.device)
             used_q, used_k = nothing if used_q is None else used_q, nothing if used_k is None else used_k
         return self.cu_seqlens_q, keys, used_q, used_k
-
-
-@lru_cache(maxsize=64)
-def _nothing_on(device: torch.device) -> Tensor:
-    """A list without elements, which takes no memory."""
-    return torch.empty(0, dtype=torch.int32, device=device)
 
 
 class Call(NamedTuple):
@@ -182,26 +175,6 @@ def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> t
     by_batch = lse_partial.view(num_splits, num_heads, batch, seqlen_q).transpose(1, 2)
     _combine(launches, out_partial.view(num_splits, *out.shape), by_batch, out, lse, call.sink)
     return out, lse
-
-
-_starts: dict[tuple[int, int, torch.device], Tensor] = {}
-
-
-def equal_starts(batch: int, length: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `batch` sequences of one length, int32 (batch + 1); kept, because decoding asks for it every step.
-
-    One that is made while a CUDA graph is captured belongs to the graph, and is not kept.
-    """
-    key = (batch, length, device)
-    starts = _starts.get(key)
-    if starts is None:
-        starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-        is_plain = type(starts) is torch.Tensor and not torch.compiler.is_compiling()
-        if is_plain and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            if len(_starts) >= _MAX_KEPT:
-                _starts.clear()
-            _starts[key] = starts
-    return starts
 
 
 # --- which kernels ----------------------------------------------------------------------------------------------------

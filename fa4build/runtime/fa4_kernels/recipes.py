@@ -16,7 +16,7 @@ from .allocation import CAN_ANSWER, Maker, tensor_maker
 from .dispatch import evidence_lack, evidence_level
 from .errors import InputError, NoKernelError
 from .expressions import evaluate
-from .packs import Pack, usable
+from .packs import Pack, newer_than, newest_of, usable
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -223,6 +223,7 @@ def _considered(
     """Every recipe for the op, best first: those that fit, the family asked for, most evidence, then by id."""
     runtime = loader.runtime()
     device = runtime.device(ordinal)
+    newest = newest_of((pack, entry) for pack in usable(runtime.packs) for entry in pack.manifest.entries)
     found = []
     for pack in usable(runtime.packs):
         entries = {entry.id: entry for entry in pack.manifest.entries}
@@ -237,6 +238,8 @@ def _considered(
                 lacks = (evidence_lack(kernel, runtime.evidence, runtime.accept_claims) for kernel in kernels)
                 reasons += list(filter(None, lacks))[:1]
             level = -1 if reasons else min(map(evidence_level, kernels), default=-1)
+            newer = {newer_than(pack, step["kernel"], newest) for step in recipe["steps"]} - {None}
+            reasons += [f"is of version {pack.manifest.version}, and {better} has its kernels too" for better in newer]
             order = (len(reasons), pack.manifest.family != runtime.family, -level, recipe["id"])
             item = _Considered(pack=pack, recipe=recipe, reasons=tuple(reasons), values=values)
             found.append((order, item))
