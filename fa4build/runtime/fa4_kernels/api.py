@@ -211,9 +211,19 @@ def flash_attn_func(
 
 
 def _dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None, mask: str, left: int, right: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    mask: str,
+    left: int,
+    right: int,
+    results: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of a call that has been checked, without gradients and whoever looks on."""
+    """out and lse of a call that has been checked, without gradients and whoever looks on.
+
+    results: where they are to be written, in any strides that the kernel takes; 16-bit types only.
+    """
     batch, seqlen_q, num_heads_q, head_dim = q.shape
     seqlen_k, head_dim_v, device = k.shape[1], v.shape[3], q.get_device()
     bound = _bound.get((q.dtype, head_dim, head_dim_v, device, mask))
@@ -224,8 +234,9 @@ def _dense(
     run, num_sms, default_scale, new_out, new_lse, tell_extents = bound
     if softmax_scale is None:
         softmax_scale = default_scale
-    out = new_out(batch, seqlen_q, num_heads_q, head_dim_v)
-    lse = new_lse(batch, num_heads_q, seqlen_q)
+    if results is None:
+        results = new_out(batch, seqlen_q, num_heads_q, head_dim_v), new_lse(batch, num_heads_q, seqlen_q)
+    out, lse = results
     if not (batch and seqlen_q and num_heads_q and seqlen_k) or left + right < 0:
         check_alike(q, k, v)
         out.zero_()
@@ -238,6 +249,44 @@ def _dense(
         if tell_extents is not None:
             tell_extents(q, k, v)
     return out, lse
+
+
+def attend_into(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+) -> None:
+    """Forward into `out` and `lse`, for the operators of others: no gradients, no modes, shapes not looked at.
+
+    Args: q, k, v: as flash_attn_func, 16-bit. out: (batch, seqlen_q, num_heads_q, head_dim_v), any strides with a last
+        one of 1 and others of multiples of 16 bytes. lse: (batch, num_heads_q, seqlen_q), float32, contiguous.
+    Raises: NoKernelError, InputError, LayoutError before anything is launched.
+    """
+    _dense(q, k, v, softmax_scale, *canonical_mask(causal, NO_WINDOW), (out, lse))
+
+
+def gradients_into(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    dout: torch.Tensor,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    deterministic: bool,
+) -> None:
+    """Backward into dq, dk, dv, for the operators of others. tensors: q, k, v, and the forward's out and lse.
+
+    Raises: NoKernelError, InputError before anything is launched.
+    """
+    q, k, v, *_ = tensors
+    mask, left, right = canonical_mask(causal, NO_WINDOW)
+    launches = _bind_backward(q, k, v, mask, deterministic)
+    compute_gradients(launches, tensors, dout, None, softmax_scale, (left, right), gradients=gradients)
 
 
 def explain(
