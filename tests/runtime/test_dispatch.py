@@ -279,7 +279,7 @@ def test_the_id_to_build_is_one_that_the_builder_parses():
 def test_of_one_kernel_in_two_packs_the_newest_is_taken():
     """Whatever the packs' names and evidence; the trace says why the older is not. One that fits alone is taken."""
     id_, other = "fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd64-full"
-    old = pack(entry(id_, evidence=STATIC | {"silicon": True}), entry(other), name="fa4-kernels-sm90a")
+    old = pack(entry(id_, evidence=("static", "silicon")), entry(other), name="fa4-kernels-sm90a")
     old = replace(old, manifest=replace(old.manifest, version="0.9.0"))
     new = pack(entry(id_), name="fa4-kernels-sm90a-dense")
     new = replace(new, manifest=replace(new.manifest, version="0.10.0"))
