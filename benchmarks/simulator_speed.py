@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.cache import Cache
-from fa4build.codegen.launch_plan import plan_from_json
+from fa4build.plan import plan_from_json
 from fa4build.simulate import simulate
+from fa4build.store.cache import Cache
 
 SEQLEN, HEAD_DIM = 512, 128
 
