@@ -149,9 +149,12 @@ def _is_of_python(path: str) -> bool:
 
 
 def _check_installed(path: str, who: str, request: Mapping[str, Any]) -> None:
-    owner = None if path.startswith(f"{_OTHER_FAMILIES}/") else owner_of(path)
+    is_of_a_family = path.startswith(f"{_OTHER_FAMILIES}/")
+    owner = None if is_of_a_family else owner_of(path)
     if owner is not None and (owner[0] in {*request["distributions"], *environment()} or owner[0] in _at_start()):
         return
+    if owner is None and not is_of_a_family and path in _from_start:
+        return  # sitecustomize, or what a tool that makes environments put beside the packages: the interpreter's own
     raise CompileError(
         f"{who}: compiling reads {path}, which its cache key does not hold: an edit would leave the old cubin in use. "
         f"{_remedy(path, owner, request['family'])}"
