@@ -138,7 +138,8 @@ def check_busy_host(torch, fa4):
 def check_training_after_inference(torch, fa4):
     """Gradients with lists of their own, and with those that inference mode has made."""
     held, wrong = forget(), []
-    for name, options in (("used", {}), ("softcap", {"softcap": 20.0})):
+    sink = torch.zeros(HEADS, dtype=torch.float32, device=DEVICE)
+    for name, options in (("used", {}), ("sink", {"learnable_sink": sink})):
         problem = Decoding(torch, fa4, rows=64, cache=64)
 
         def attend(q, k, v, problem=problem, options=options):
