@@ -93,7 +93,6 @@ _REQUIRED: Mapping[str, _Rules] = {
 _OPTIONAL: Mapping[str, _Rules] = {
     "static": {},
     "simulated": {
-        "simulator_sha256": _digest,
         "chain_cases": _positive,
         "chain_sha256": _digest,
         "chain_worst_ratio": _ratio,
