@@ -1,0 +1,265 @@
+"""Runs a launch in the native engine: the same call, errors and report as `simulate.launch.run_launch`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+
+from fa4build.errors import SimulationError
+from fa4build.simulate import lg2_unit, mufu, tensor_map
+from fa4build.simulate.checks.findings import LIMIT
+from fa4build.simulate.engine import SCHEDULES
+from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
+from fa4build.simulate.native.build import library
+from fa4build.simulate.native.program import Program, program_for
+
+_POINTER = ctypes.c_void_p
+RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP, RUN_NO_MEMORY, RUN_HAZARDS = range(6)
+_MAP_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [
+        ("base", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("data", _POINTER),
+        ("written", _POINTER),
+        ("read_only", ctypes.c_int32),
+        ("spare", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+    ]
+
+
+class _SharedName(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("start", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+    ]
+
+
+class _Tables(ctypes.Structure):
+    _fields_ = [("ex2", _POINTER), ("rcp_delta", _POINTER), ("squares", _POINTER)]
+
+
+_THREE = ctypes.c_int32 * 3
+
+
+class _Launch(ctypes.Structure):
+    """`Launch` of core.h."""
+
+    _fields_ = [
+        ("code", _POINTER),
+        ("num_code", ctypes.c_int64),
+        ("constants", _POINTER),
+        ("lists", _POINTER),
+        ("track_start", _POINTER),
+        ("track", _POINTER),
+        ("product_start", _POINTER),
+        ("product", _POINTER),
+        ("num_registers", ctypes.c_int64),
+        ("specials", _POINTER),
+        ("num_specials", ctypes.c_int64),
+        ("register_bytes", ctypes.c_int64),
+        ("texts", _POINTER),
+        ("faults", _POINTER),
+        ("parameters", ctypes.c_char_p),
+        ("parameter_bytes", ctypes.c_int64),
+        ("local_bytes", ctypes.c_int64),
+        ("buffers", _POINTER),
+        ("num_buffers", ctypes.c_int64),
+        ("tables", _Tables),
+        ("map_is_legal", _MAP_CHECK),
+        ("shared_names", _POINTER),
+        ("num_shared_names", ctypes.c_int64),
+        ("grid", _THREE),
+        ("block", _THREE),
+        ("cluster", _THREE),
+        ("smem", ctypes.c_int32),
+        ("registers", ctypes.c_int32),
+        ("schedule", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("concurrent_clusters", ctypes.c_int32),
+        ("checks", ctypes.c_int32),
+        ("instruction_limit", ctypes.c_int64),
+        ("warp_instructions", ctypes.c_int64),
+        ("status", ctypes.c_int32),
+        ("fault_site", ctypes.c_int32),
+        ("fault_cta", _THREE),
+        ("fault_rank", ctypes.c_int32),
+        ("fault_warp", ctypes.c_int32),
+        ("fault_pc", ctypes.c_int32),
+        ("fault_role", ctypes.c_int32),
+        ("report", ctypes.c_char_p),
+        ("map_address", ctypes.c_uint64),
+        ("findings", _POINTER),
+        ("op_names", _POINTER),
+        ("num_op_names", ctypes.c_int64),
+    ]
+
+
+def run_launch(
+    ptx: str,
+    launch: SimLaunch,
+    memory: GlobalMemory,
+    *,
+    checks: bool = False,
+    allowed: tuple[str, ...] = (),
+    schedule: str = "eager",
+    seed: int = 0,
+    contract: bool = True,
+    concurrent_clusters: int = 1,
+) -> RunReport:
+    """Executes a kernel. Arguments, errors and results as `simulate.launch.run_launch`.
+
+    Raises: SimulationError.
+    """
+    if schedule not in SCHEDULES:
+        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}")
+    program = program_for(ptx, launch.kernel, contract=contract)
+    _validate(launch, program.function)
+    memory.begin_launch()
+    job = _Job(program, launch, memory, checks=checks, schedule=schedule, seed=seed, clusters=concurrent_clusters)
+    return job.run(allowed)
+
+
+class _Job:
+    """One call of the library, with everything that it points to."""
+
+    def __init__(self, program: Program, launch: SimLaunch, memory: GlobalMemory, *, checks, schedule, seed, clusters):
+        self.program, self.launch, self.memory, self.checks = program, launch, memory, checks
+        self.bad_map: SimulationError | None = None
+        self.map_check = _MAP_CHECK(self._map_is_legal)
+        self.records = program.records.copy()
+        self.buffers = _buffers(memory)
+        self.names = _shared_names(launch)
+        self.texts = _strings([ins.text for ins in program.function.instructions])
+        self.faults = _strings(list(program.texts))
+        function = program.function
+        self.raw = _Launch(
+            code=self.records.ctypes.data,
+            num_code=len(self.records),
+            constants=_aligned(program).ctypes.data,
+            lists=program.lists.ctypes.data,
+            track_start=program.tracked[0].ctypes.data,
+            track=program.tracked[1].ctypes.data,
+            product_start=program.products[0].ctypes.data,
+            product=program.products[1].ctypes.data,
+            num_registers=len(function.register_names),
+            specials=program.specials.ctypes.data,
+            num_specials=len(program.specials),
+            register_bytes=program.register_bytes,
+            texts=ctypes.cast(self.texts, _POINTER),
+            faults=ctypes.cast(self.faults, _POINTER),
+            parameters=launch.parameters,
+            parameter_bytes=len(launch.parameters),
+            local_bytes=max(function.local_bytes, 1),
+            buffers=ctypes.cast(self.buffers, _POINTER),
+            num_buffers=len(memory.buffers),
+            tables=_tables(),
+            map_is_legal=self.map_check,
+            shared_names=ctypes.cast(self.names, _POINTER),
+            num_shared_names=len(launch.shared_names),
+            grid=_THREE(*launch.grid),
+            block=_THREE(*launch.block),
+            cluster=_THREE(*launch.cluster),
+            smem=launch.smem,
+            registers=-1 if launch.registers is None else launch.registers,
+            schedule=SCHEDULES.index(schedule),
+            seed=seed & (1 << 64) - 1,
+            concurrent_clusters=concurrent_or_one(clusters),
+            checks=int(checks),
+            instruction_limit=INSTRUCTION_LIMIT,
+        )
+
+    def _map_is_legal(self, address) -> int:
+        try:
+            tensor_map.unpack(bytes(address[: tensor_map.SIZE_BYTES]))
+        except SimulationError as error:
+            self.bad_map = error
+            return 0
+        return 1
+
+    def run(self, allowed: tuple[str, ...]) -> RunReport:
+        """Runs, and turns what the engine tells into errors or the report."""
+        engine = library()
+        pointer = ctypes.addressof(self.raw)
+        status = engine.sim_run(pointer)
+        try:
+            notes = self._notes(allowed) if self.checks and status in (RUN_DONE, RUN_HAZARDS) else ()
+            if status == RUN_BAD_MAP and self.bad_map is not None:
+                raise self.bad_map
+            if status in (RUN_FAULT, RUN_DEADLOCK):
+                raise SimulationError(f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}")
+        finally:
+            engine.sim_release(pointer)
+        return RunReport(kernel=self.launch.kernel, warp_instructions=self.raw.warp_instructions, notes=notes)
+
+    def _notes(self, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        return ()
+
+
+def concurrent_or_one(clusters: int) -> int:
+    """At least one cluster is in flight."""
+    return max(clusters, 1)
+
+
+def _tables() -> _Tables:
+    return _Tables(
+        ex2=mufu.ex2_table().ctypes.data,
+        rcp_delta=_rcp_delta().ctypes.data,
+        squares=lg2_unit.squares().ctypes.data,
+    )
+
+
+def _rcp_delta() -> np.ndarray:
+    delta = mufu._rcp_delta()
+    if delta.dtype != np.int8 or not delta.flags.c_contiguous:
+        raise SimulationError(f"the table of rcp has {delta.dtype}; the native engine reads int8")
+    return delta
+
+
+_ALIGNED: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+
+def _aligned(program: Program) -> np.ndarray:
+    """The constants at a multiple of 256 bytes, as vectors want them."""
+    known = _ALIGNED.get(id(program))
+    if known is None or known[0] is not program.constants:
+        room = np.zeros(len(program.constants) + 512, np.uint8)
+        start = -room.ctypes.data % 256
+        place = room[start : start + len(program.constants) + 256]
+        place[: len(program.constants)] = program.constants
+        if len(_ALIGNED) > 8:
+            _ALIGNED.clear()
+        known = _ALIGNED[id(program)] = (program.constants, place)
+    return known[1]
+
+
+def _strings(texts: list[str]):
+    return (ctypes.c_char_p * max(len(texts), 1))(*(text.encode() for text in texts))
+
+
+def _buffers(memory: GlobalMemory):
+    return (_Buffer * max(len(memory.buffers), 1))(
+        *(
+            _Buffer(
+                base=b.base,
+                size=b.size,
+                data=b.data.ctypes.data,
+                written=None if b.written is None else b.written.ctypes.data,
+                read_only=int(b.read_only),
+                name=b.name.encode(),
+            )
+            for b in memory.buffers
+        )
+    )
+
+
+def _shared_names(launch: SimLaunch):
+    names = launch.shared_names
+    return (_SharedName * max(len(names), 1))(*(_SharedName(n.encode(), s, z, t) for n, s, z, t in names))
