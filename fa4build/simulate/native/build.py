@@ -131,4 +131,6 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(build()))
     loaded.sim_run.argtypes = loaded.sim_release.argtypes = [ctypes.c_void_p]
     loaded.sim_run.restype, loaded.sim_release.restype = ctypes.c_int, None
+    loaded.chk_findings.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t)]
+    loaded.chk_findings.restype = ctypes.c_size_t
     return loaded

@@ -104,7 +104,14 @@ typedef struct {
     chk_launch *findings; /* given back by sim_release */
     char **op_names; /* of operations that findings name by number; freed by sim_release */
     int64_t num_op_names;
+    /* What texts of findings need: DETAIL_*, length, values; freed by sim_release. */
+    int32_t *details;
+    int64_t num_details;
+    int32_t has_hazards; /* before the run: the code itself has some */
+    int32_t keep_going;  /* also behind findings that are errors: some rules are allowed to be broken */
 } Launch;
+
+enum { DETAIL_CTA = 1, DETAIL_TENSOR_MEMORY, DETAIL_REGISTERS };
 
 enum { RUN_DONE = 0, RUN_FAULT = 1, RUN_DEADLOCK = 2, RUN_BAD_MAP = 3, RUN_NO_MEMORY = 4, RUN_HAZARDS = 5 };
 

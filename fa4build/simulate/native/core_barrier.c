@@ -181,16 +181,16 @@ RULE(mbar_wait) {
     if (uniform32(w, i->o[2], "operand of a converged instruction", &parity)) return FAULTED;
     Mbarrier *b = find_mbarrier(w, address + (uint32_t)i->imm[0]);
     if (!b) return FAULTED;
-    bool blocks = i->flags & 1, passed = (uint32_t)(b->phase & 1) != (parity & 1);
-    if (passed && !blocks && may_miss(w->run)) {
+    bool blocks = i->flags & 1, is_over = (uint32_t)(b->phase & 1) != (parity & 1), passed = is_over;
+    if (is_over && !blocks && may_miss(w->run)) {
         passed = false;
     } else if (passed) {
         chk_sync sync = {.order = CHK_ACQUIRE, .scope = i->flags >> 6 & 3};
         CHECK(w, chk_wait_passed, b->handle, b->phase, sync, site_of(w, i));
     }
     bool repeated = w->poll_site == site_of(w, i) && w->poll_barrier == b && w->poll_phase == b->phase;
-    if (passed || (!blocks && !repeated)) {
-        w->poll_site = passed ? -1 : site_of(w, i);
+    if (is_over || (!blocks && !repeated)) {
+        w->poll_site = is_over ? -1 : site_of(w, i);
         w->poll_barrier = b, w->poll_phase = b->phase;
         put_predicate(w, i->o[0], passed ? FULL : 0);
         return NEXT;

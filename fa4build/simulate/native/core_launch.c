@@ -210,6 +210,39 @@ void lanes_exit(Warp *w, uint32_t mask) {
     free(ops);
 }
 
+static void add_detail(Launch *l, int kind, const int32_t *values, int n) {
+    l->details = realloc(l->details, sizeof *l->details * (size_t)(l->num_details + n + 2));
+    l->details[l->num_details++] = kind;
+    l->details[l->num_details++] = n;
+    memcpy(l->details + l->num_details, values, sizeof *values * (size_t)n);
+    l->num_details += n;
+}
+
+/* Who is who, and what is left, in the words of the launch: cluster and rank first. */
+static void add_details(const Cta *cta) {
+    Launch *l = cta->run->launch;
+    int32_t v[64] = {cta->cluster->index, cta->rank, cta->ctaid[0], cta->ctaid[1], cta->ctaid[2]};
+    add_detail(l, DETAIL_CTA, v, 5);
+    for (int k = 0; cta->tensor && k < cta->tensor->num_blocks; k++) {
+        v[2] = cta->tensor->blocks[k][0], v[3] = cta->tensor->blocks[k][1];
+        add_detail(l, DETAIL_TENSOR_MEMORY, v, 4);
+    }
+    for (int k = 0; k < cta->num_warps; k++) {
+        const Warp *w = cta->warps + k;
+        v[2] = k;
+        for (int n = 0; n < w->num_history && n < 61; n++) v[3 + n] = w->history[n];
+        add_detail(l, DETAIL_REGISTERS, v, 3 + (w->num_history < 61 ? w->num_history : 61));
+    }
+}
+
+static bool any_error(const Launch *l) {
+    const chk_finding *found;
+    size_t lost, n = chk_findings(l->findings, &found, &lost);
+    for (size_t k = 0; k < n; k++)
+        if (found[k].kind < CHK_NOTE_LANE_RACE) return true;
+    return false;
+}
+
 static void check_cta_end(Cta *cta) {
     chk_barrier_state *states = malloc(sizeof *states * (size_t)(cta->num_barriers + 1));
     const uint16_t *registers[MAX_WARPS];
@@ -238,13 +271,9 @@ static int finish_cluster(Run *run, Cluster *cluster) {
     while (did)
         if (advance(&cluster->engine, &did)) return FAULTED;
     run->in_engine = false;
-    if (run->checks) {
-        for (int k = 0; k < cluster->num_ctas; k++) check_cta_end(cluster->ctas + k);
-        const chk_finding *found;
-        size_t lost, n = chk_findings(run->launch->findings, &found, &lost);
-        for (size_t k = 0; k < n; k++)
-            if (found[k].kind < CHK_NOTE_LANE_RACE) run->hazards = true;
-    }
+    for (int k = 0; run->checks && k < cluster->num_ctas; k++) check_cta_end(cluster->ctas + k);
+    run->hazards |= run->checks && any_error(run->launch);
+    for (int k = 0; run->hazards && k < cluster->num_ctas; k++) add_details(cluster->ctas + k);
     return NEXT;
 }
 
@@ -259,15 +288,18 @@ static int start_some(Run *run, int *index) {
     return run->num_clusters;
 }
 
+static bool stops(const Run *run) { return run->hazards && !run->launch->keep_going; }
+
 static int run_clusters(Run *run) {
     int index = 0, status = NEXT;
-    while (!status && !run->hazards && start_some(run, &index)) {
+    while (!status && !stops(run) && start_some(run, &index)) {
         run->random = (run->launch->seed + (uint64_t)index) ^ 0x5EED;
         run->last_buffer = NULL;
         status = schedule(run);
-        for (int k = 0; k < run->num_clusters && !status && !run->hazards; k++)
+        for (int k = 0; k < run->num_clusters && !status && !stops(run); k++)
             status = finish_cluster(run, run->clusters[k]);
         for (int k = 0; k < run->num_clusters; k++) end_cluster(run->clusters[k]);
+        run->hazards |= run->launch->has_hazards != 0;
         run->launch->warp_instructions += run->warp_instructions;
         run->warp_instructions = run->steps = 0;
     }
@@ -305,7 +337,8 @@ EXPORT int sim_run(Launch *launch) {
 EXPORT void sim_release(Launch *launch) {
     free(launch->report);
     for (int64_t k = 0; k < launch->num_op_names; k++) free(launch->op_names[k]);
-    free(launch->op_names);
+    free(launch->op_names), free(launch->details);
     if (launch->findings) chk_launch_destroy(launch->findings);
-    launch->report = NULL, launch->op_names = NULL, launch->findings = NULL, launch->num_op_names = 0;
+    launch->report = NULL, launch->op_names = NULL, launch->findings = NULL, launch->details = NULL;
+    launch->num_op_names = launch->num_details = 0;
 }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import re
+from functools import lru_cache
 
 import numpy as np
 
 from fa4build.errors import SimulationError
 from fa4build.simulate import lg2_unit, mufu, tensor_map
-from fa4build.simulate.checks.findings import LIMIT
+from fa4build.simulate.checks.findings import Findings
+from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
 from fa4build.simulate.engine import SCHEDULES
 from fa4build.simulate.global_memory import GlobalMemory
 from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
 from fa4build.simulate.native.build import library
+from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.program import Program, program_for
 
 _POINTER = ctypes.c_void_p
@@ -99,6 +101,10 @@ class _Launch(ctypes.Structure):
         ("findings", _POINTER),
         ("op_names", _POINTER),
         ("num_op_names", ctypes.c_int64),
+        ("details", _POINTER),
+        ("num_details", ctypes.c_int64),
+        ("has_hazards", ctypes.c_int32),
+        ("keep_going", ctypes.c_int32),
     ]
 
 
@@ -123,8 +129,24 @@ def run_launch(
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
     memory.begin_launch()
+    findings = Findings(launch.kernel, program.function.instructions, allowed)
+    if checks:
+        _report_undefined(program, findings)
     job = _Job(program, launch, memory, checks=checks, schedule=schedule, seed=seed, clusters=concurrent_clusters)
-    return job.run(allowed)
+    job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
+    return job.run(findings)
+
+
+@lru_cache(maxsize=8)
+def _undefined(program: Program) -> tuple[UndefinedUse, ...]:
+    return undefined_uses(program.function, program.blocks)
+
+
+def _report_undefined(program: Program, findings: Findings) -> None:
+    for use in _undefined(program):
+        name = program.function.register_names[use.register]
+        text = f"{findings.line(use.site)}: some path comes here before {name} has been written"
+        findings.error("R9-register", (use.site,), text)
 
 
 class _Job:
@@ -184,23 +206,25 @@ class _Job:
             return 0
         return 1
 
-    def run(self, allowed: tuple[str, ...]) -> RunReport:
+    def run(self, findings: Findings) -> RunReport:
         """Runs, and turns what the engine tells into errors or the report."""
         engine = library()
         pointer = ctypes.addressof(self.raw)
         status = engine.sim_run(pointer)
         try:
-            notes = self._notes(allowed) if self.checks and status in (RUN_DONE, RUN_HAZARDS) else ()
             if status == RUN_BAD_MAP and self.bad_map is not None:
                 raise self.bad_map
             if status in (RUN_FAULT, RUN_DEADLOCK):
                 raise SimulationError(f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}")
+            if status == RUN_NO_MEMORY:
+                raise SimulationError(f"{self.launch.kernel}: the simulator ran out of memory")
+            if self.checks:
+                tell_found(engine, self.raw, findings, self.program, self.launch, self.memory)
+                findings.raise_if_any()
         finally:
             engine.sim_release(pointer)
+        notes = tuple(findings.notes)
         return RunReport(kernel=self.launch.kernel, warp_instructions=self.raw.warp_instructions, notes=notes)
-
-    def _notes(self, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        return ()
 
 
 def concurrent_or_one(clusters: int) -> int:
