@@ -9,7 +9,7 @@ import numpy as np
 
 from fa4build.errors import SimulationError
 from fa4build.simulate import lg2_unit, mufu, tensor_map
-from fa4build.simulate.checks.findings import Findings
+from fa4build.simulate.checks.findings import LIMIT, Findings
 from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
 from fa4build.simulate.engine import SCHEDULES
 from fa4build.simulate.global_memory import GlobalMemory
@@ -19,7 +19,7 @@ from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.program import Program, program_for
 
 _POINTER = ctypes.c_void_p
-RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP, RUN_NO_MEMORY, RUN_HAZARDS = range(6)
+RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
 _MAP_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8))
 
 
@@ -214,17 +214,22 @@ class _Job:
         try:
             if status == RUN_BAD_MAP and self.bad_map is not None:
                 raise self.bad_map
-            if status in (RUN_FAULT, RUN_DEADLOCK):
-                raise SimulationError(f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}")
-            if status == RUN_NO_MEMORY:
-                raise SimulationError(f"{self.launch.kernel}: the simulator ran out of memory")
             if self.checks:
                 tell_found(engine, self.raw, findings, self.program, self.launch, self.memory)
-                findings.raise_if_any()
+            if status in (RUN_FAULT, RUN_DEADLOCK):
+                raise SimulationError(f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}{_also(findings)}")
+            findings.raise_if_any()
         finally:
             engine.sim_release(pointer)
         notes = tuple(findings.notes)
         return RunReport(kernel=self.launch.kernel, warp_instructions=self.raw.warp_instructions, notes=notes)
+
+
+def _also(findings: Findings) -> str:
+    """Hazards that were found before a run ended in a fault or a deadlock: they may well be its cause."""
+    if not findings.errors:
+        return ""
+    return "\n  hazards found before that:\n  " + "\n  ".join(findings.errors[:LIMIT])
 
 
 def concurrent_or_one(clusters: int) -> int:
