@@ -101,7 +101,7 @@ def build(folder: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix="fa4build-native-", dir=folder) as scratch:
         made = Path(scratch) / "simulator.so"
         _compile(made, Path(scratch))
-        os.replace(made, target)  # whole or not at all, also with several builders
+        made.replace(target)  # whole or not at all, also with several builders
     return target
 
 

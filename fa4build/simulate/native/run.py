@@ -217,7 +217,9 @@ class _Job:
             if self.checks:
                 tell_found(engine, self.raw, findings, self.program, self.launch, self.memory)
             if status in (RUN_FAULT, RUN_DEADLOCK):
-                raise SimulationError(f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}{_also(findings)}")
+                raise SimulationError(
+                    f"{self.launch.kernel}: {self.raw.report.decode(errors='replace')}{_also(findings)}"
+                )
             findings.raise_if_any()
         finally:
             engine.sim_release(pointer)
