@@ -26,7 +26,9 @@ typedef unsigned __int128 u128;
 #define LN2_REST 0x1.a39ef35793c76p-33
 
 /* Twice the error of float64 here is far below this part of the value. */
+#ifndef DOUBT
 #define DOUBT 0x1p-44
+#endif
 
 ALWAYS_INLINE int is_decided(double v) { return (float)(v - v * DOUBT) == (float)(v + v * DOUBT); }
 ALWAYS_INLINE double power_of_two(int e) { return as_f64((uint64_t)(e + 1023) << 52); }
