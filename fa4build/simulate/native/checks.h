@@ -262,7 +262,7 @@ chk_status chk_cta_exit(chk_cluster *cluster, uint32_t cta, const chk_cta_end *e
 
 /* ---- findings ---------------------------------------------------------------------------------------------------- */
 
-/* What was found; native/findings.py has the words. Errors first, notes from CHK_NOTE_LANE_RACE on. */
+/* What was found; native/check_texts.py has the words. Errors first, notes from CHK_NOTE_LANE_RACE on. */
 typedef enum {
     CHK_SHARED_RACE_READ = 0,   /* R1: reads while the write by `agent` at `other` is not known to be complete */
     CHK_SHARED_RACE_WRITE,      /* R3: writes while the write by `agent` at `other` ... */
