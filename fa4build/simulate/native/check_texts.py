@@ -90,7 +90,9 @@ def tell(findings: Findings, records: Iterable, machine: Machine, lost: int = 0)
     for record in records:
         _TELL[KINDS[int(record["kind"])]](teller, record)
     if lost:
-        text = f"more than {MAX_FINDINGS} findings; {lost} further ones were not kept. Mend the first ones and run again"
+        text = (
+            f"more than {MAX_FINDINGS} findings; {lost} further ones were not kept. Mend the first ones and run again"
+        )
         findings.error("R0", (), text)
 
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -52,10 +51,9 @@ def library() -> ctypes.CDLL:
     """The checks, built with the compiler that builds the launcher."""
     folder = tempfile.TemporaryDirectory(prefix="fa4build-checks-")
     target = Path(folder.name) / "checks.so"
-    environment = dict(os.environ, ZIG_LOCAL_CACHE_DIR=folder.name, ZIG_GLOBAL_CACHE_DIR=folder.name)
     command = [str(_compiler()), "cc", "-shared", *_FLAGS, "-fno-sanitize=all"]
     command += [*map(str, sources()), "-o", str(target)]
-    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True)
     loaded = ctypes.CDLL(str(target))
     loaded.chk_launch_create.restype = ctypes.c_void_p
     loaded.chk_findings.restype = ctypes.c_size_t

@@ -88,9 +88,7 @@ def code_of(program) -> native.Code:
     from fa4build.simulate.checks.undefined import _is_move, _used
 
     instructions, blocks = program.function.instructions, program.blocks
-    flags = [
-        native.IS_MOVE * _is_move(ins) | native.IS_GUARDED * (ins.guard is not None) for ins in instructions
-    ]
+    flags = [native.IS_MOVE * _is_move(ins) | native.IS_GUARDED * (ins.guard is not None) for ins in instructions]
     arrays = {"flags": np.array(flags or [0], np.uint8)}
     arrays["used_start"], arrays["used"] = native.lists([_used(ins) for ins in instructions])
     arrays["read_start"], arrays["read"] = native.lists(

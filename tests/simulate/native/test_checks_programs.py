@@ -8,7 +8,7 @@ which word of global memory.
 import pytest
 
 from fa4build.simulate import launch
-from tests.simulate import test_hazards, test_tcgen05, test_tensor_rules, test_undefined_registers, test_wgmma
+from tests.simulate import test_hazards, test_tcgen05, test_tensor_rules, test_wgmma
 from tests.simulate.native.checks_recorder import RecordingObserver, compare
 
 
@@ -28,5 +28,5 @@ def _tests_of(module) -> dict:
     return {f"{prefix}__{n[5:]}": f for n, f in vars(module).items() if n.startswith("test_") and callable(f)}
 
 
-for _module in (test_hazards, test_tensor_rules, test_wgmma, test_tcgen05, test_undefined_registers):
+for _module in (test_hazards, test_tensor_rules, test_wgmma, test_tcgen05):
     globals().update(_tests_of(_module))
