@@ -3,6 +3,7 @@
 import re
 from array import array
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def code_of(program) -> native.Code:
 class RecordingObserver(Observer):
     """The Python checks, with a record of everything they were told."""
 
-    made: list[Recording] = []
+    made: ClassVar[list[Recording]] = []
 
     def __init__(self, program, allowed: tuple[str, ...] = ()):
         self._is_inside = True

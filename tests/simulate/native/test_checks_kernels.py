@@ -1,4 +1,5 @@
-"""Contract of the native hazard checks on real kernels: what the compiler made of our forwards, and faults planted in it.
+"""Contract of the native hazard checks on real kernels: our forwards as the compiler made them, and faults planted in
+them.
 
 One schedule of each is recorded and replayed: kernels as they are have nothing to report in either twin, and of a
 broken one both report the same.
@@ -20,7 +21,7 @@ SM100, SM100_CASE = kept("fwd-sm100a-bf16-hd128-full"), Case(name="planted", seq
 
 
 @pytest.fixture
-def _made(monkeypatch):
+def recordings(monkeypatch):
     made = []
     monkeypatch.setattr(RecordingObserver, "made", made)
     monkeypatch.setattr(launch, "Observer", RecordingObserver)
@@ -33,14 +34,14 @@ def _run(monkeypatch, kernel, ptx: str, case: Case, run) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "case"), [(SM90, SM90_CASE), (SM100, SM100_CASE)], ids=["sm90a", "sm100a"])
-def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, monkeypatch, _made):
+def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, monkeypatch, recordings):
     """All three schedules: warps in gangs, late, and warp by warp with two clusters at once."""
     for run in RUNS:
         _run(monkeypatch, kernel, kernel.ptx, case, run)
-    for recording in _made:
+    for recording in recordings:
         compare(recording)
         assert recording.python_findings() == ([], [])
-    assert sum(recording.events for recording in _made) > 1000
+    assert sum(recording.events for recording in recordings) > 1000
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,10 @@ def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, monkeypatch, _ma
     [(SM90, SM90_CASE, PLANTED), (SM100, SM100_CASE, PLANTED_SM100)],
     ids=["sm90a", "sm100a"],
 )
-def test_of_a_broken_kernel_both_twins_say_the_same(kernel, case, table, monkeypatch, _made):
+def test_of_a_broken_kernel_both_twins_say_the_same(kernel, case, table, monkeypatch, recordings):
     """Every fourth fault, the first two schedules in turn: they reach the checks by different ways."""
     for number, planted in enumerate(table[::4]):
         _run(monkeypatch, kernel, planted.edit(kernel.ptx), case, RUNS[number % 2])
-    for recording in _made:
+    for recording in recordings:
         compare(recording)
-    assert any(recording.python_findings()[0] for recording in _made)
+    assert any(recording.python_findings()[0] for recording in recordings)
