@@ -1,93 +1,166 @@
-/* R1 to R5, R9 and R10 of shared memory: generic accesses. The twin of memory_rules.py. */
+/* R1 to R3, R5, R9 and R10 of shared memory: generic accesses. The twin of memory_rules.py. */
 #include "checks_state.h"
 
-/* Neighbouring lanes of one warp that touch one granule. `first`: the first of them among all active lanes. */
+/* Neighbouring lanes of one warp that touch one granule. `first`: index of the first of them among all active lanes. */
 typedef struct {
-    uint32_t cell, bits, slot;
-    uint16_t first, count;
+    uint32_t cell;
+    uint16_t bits, first;
+    uint8_t count, first_lane, last_lane;
 } run;
 
+/* The runs of one warp: those from `first` on to `end`. */
 typedef struct {
+    uint32_t slot, mask, first, end;
+} part;
+
+typedef struct {
+    const uint32_t *offsets; /* of the active lanes */
+    uint32_t size, num_runs, num_lanes, num_parts;
+    part parts[CHK_MAX_WARPS];
     run runs[CHK_MAX_WARPS * CHK_WARP_LANES];
-    uint8_t lanes[CHK_MAX_WARPS * CHK_WARP_LANES]; /* lane in its warp of each active lane */
-    uint32_t num_runs, num_lanes;
 } access_list;
 
-/* What one access does wrong; -1: nothing of that kind. Indexes of runs, in order of the lanes. */
+/* What one access does wrong, the first of each kind in order of the lanes. */
 typedef struct {
-    int32_t barrier, write, race, read, missing;
-    uint8_t race_lane;
+    const run *at; /* NULL: nothing of that kind */
+    uint32_t slot;
+} fault;
+typedef struct {
+    fault barrier, write, race, read, missing;
+    int race_lane;
 } faults;
 
-static uint32_t bits_of(uint32_t offset, uint32_t size) {
+/* The bytes of its granule that a lane touches. */
+static inline uint32_t bits_of(uint32_t offset, uint32_t size) {
     return (uint32_t)((((uint64_t)1 << size) - 1) << (offset & 15)) & CHK_FULL;
 }
 
-/* Adds a lane to the list: 0 when it is out of bounds. */
-static inline int add_lane(const chk_cluster *cluster, access_list *list, uint32_t slot, uint32_t lane,
-                           uint32_t offset, uint32_t size) {
-    uint32_t cell = offset >> 4, bits = bits_of(offset, size);
-    if (cell > cluster->shared_limit / 16) return 0;
-    run *last = list->num_runs ? &list->runs[list->num_runs - 1] : NULL;
-    if (last && last->cell == cell && last->slot == slot) {
-        last->bits |= bits;
-        last->count++;
-    } else {
-        list->runs[list->num_runs++] = (run){cell, bits, slot, (uint16_t)list->num_lanes, 1};
+/* Lanes of a warp, one after the other: neighbours in one granule are one run. */
+static void list_lanes(access_list *list, uint32_t mask) {
+    run *last = NULL;
+    for (uint32_t left = mask; left; left &= left - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(left), offset = list->offsets[list->num_lanes];
+        uint32_t cell = offset >> 4, bits = bits_of(offset, list->size);
+        if (last && last->cell == cell) {
+            last->bits |= (uint16_t)bits;
+            last->count++;
+        } else {
+            last = &list->runs[list->num_runs++];
+            *last = (run){cell, (uint16_t)bits, (uint16_t)list->num_lanes, 1, (uint8_t)lane, 0};
+        }
+        last->last_lane = (uint8_t)lane;
+        list->num_lanes++;
     }
-    list->lanes[list->num_lanes++] = (uint8_t)lane;
-    return 1;
 }
 
-static int list_access(const chk_cluster *cluster, const chk_gang *gang, const uint32_t *offsets, uint32_t size,
-                       access_list *list) {
-    list->num_runs = list->num_lanes = 0;
-    CHK_EACH_ACTIVE(k, gang) {
-        uint32_t slot = chk_gang_slot(cluster, gang, k);
-        for (uint32_t left = chk_mask(gang, k); left; left &= left - 1)
-            if (!add_lane(cluster, list, slot, (uint32_t)__builtin_ctz(left), offsets[list->num_lanes], size))
-                return 0;
-    }
-    return 1;
+/* Whether all 32 lanes touch one stretch of memory in order: the common case. */
+static inline int is_stretch(const uint32_t *offsets, uint32_t size) {
+    uint32_t first = offsets[0], differs = first & (size - 1);
+    for (uint32_t i = 0; i < CHK_WARP_LANES; i++) differs |= offsets[i] ^ (first + i * size);
+    return !differs && size <= 16 && !(size & (size - 1)) && first <= UINT32_MAX - 16 * CHK_WARP_LANES;
 }
+
+/* As list_lanes, for a stretch. */
+static void list_stretch(access_list *list) {
+    uint32_t offset = list->offsets[list->num_lanes], shift = (uint32_t)__builtin_ctz(list->size), lane = 0;
+    while (lane < CHK_WARP_LANES) {
+        uint32_t within = offset & 15, lanes = (16 - within) >> shift;
+        if (lanes > CHK_WARP_LANES - lane) lanes = CHK_WARP_LANES - lane;
+        uint32_t bits = (((uint32_t)1 << (lanes << shift)) - 1) << within;
+        list->runs[list->num_runs++] = (run){offset >> 4, (uint16_t)bits, (uint16_t)(list->num_lanes + lane),
+                                             (uint8_t)lanes, (uint8_t)lane, (uint8_t)(lane + lanes - 1)};
+        lane += lanes;
+        offset += lanes << shift;
+    }
+    list->num_lanes += CHK_WARP_LANES;
+}
+
+/* Lists an access by granules; 0 when a lane is out of bounds. */
+static int list_access(const chk_cluster *cluster, const chk_gang *gang, access_list *list) {
+    CHK_EACH_ACTIVE(k, gang) {
+        uint32_t mask = chk_mask(gang, k), first = list->num_runs;
+        if (mask == 0xFFFFFFFFu && is_stretch(list->offsets + list->num_lanes, list->size))
+            list_stretch(list);
+        else
+            list_lanes(list, mask);
+        list->parts[list->num_parts++] = (part){chk_gang_slot(cluster, gang, k), mask, first, list->num_runs};
+    }
+    uint32_t highest = 0;
+    for (uint32_t i = 0; i < list->num_runs; i++) highest = highest > list->runs[i].cell ? highest : list->runs[i].cell;
+    return highest <= cluster->shared_limit / 16;
+}
+
+/* ---- what is wrong ------------------------------------------------------------------------------------------------- */
 
 /* R10: the first lane of a run whose bytes are exactly what another lane of its warp wrote since the lanes met. */
-static int racing_lane(const access_list *list, const run *one, const chk_cell *cell, const uint32_t *offsets,
-                       uint32_t size) {
-    for (uint32_t i = one->first; i < (uint32_t)one->first + one->count; i++)
-        if (cell->write_mask == bits_of(offsets[i], size) && cell->write_lane && cell->write_lane - 1 != list->lanes[i])
-            return list->lanes[i];
+static int racing_lane(const access_list *list, const run *one, uint32_t mask, const chk_cell *cell) {
+    uint32_t left = mask >> one->first_lane << one->first_lane;
+    for (uint32_t i = one->first; i < (uint32_t)one->first + one->count; i++, left &= left - 1) {
+        int lane = __builtin_ctz(left);
+        if (cell->write_mask == bits_of(list->offsets[i], list->size) && cell->write_lane &&
+            cell->write_lane - 1 != lane)
+            return lane;
+    }
     return -1;
 }
 
-static inline void look_at(const chk_cluster *cluster, const chk_shadow *shadow, const access_list *list, int32_t i,
-                           const uint32_t *offsets, uint32_t size, int is_write, faults *found) {
-    const run *one = &list->runs[i];
+static inline int is_own(const chk_cluster *cluster, uint32_t slot, const chk_cell *cell) {
+    return cell->writer == (int32_t)slot + 1 && cell->write_epoch == cluster->lane_epochs[slot];
+}
+
+static void keep_first(fault *first, const run *one, uint32_t slot, int is_wrong) {
+    if (is_wrong && !first->at) *first = (fault){one, slot};
+}
+
+static void look_at(const chk_cluster *cluster, const chk_shadow *shadow, const access_list *list, const part *of,
+                    const run *one, int is_write, faults *found) {
     const chk_cell *cell = &shadow->cells[one->cell];
-    const int32_t *clock = chk_row(cluster->g, one->slot);
-    if ((cell->barrier_bytes & one->bits) && found->barrier < 0) found->barrier = i;
-    if (found->write < 0 && chk_write_unordered(cell, one->bits, clock)) found->write = i;
-    if (found->race < 0 && cell->writer == (int32_t)one->slot + 1 && (cell->write_mask & one->bits) &&
-        cell->write_epoch == cluster->lane_epochs[one->slot]) {
-        int lane = racing_lane(list, one, cell, offsets, size);
-        if (lane >= 0) found->race = i, found->race_lane = (uint8_t)lane;
+    const int32_t *clock = chk_row(cluster->g, of->slot);
+    uint32_t slot = of->slot;
+    keep_first(&found->barrier, one, slot, cell->barrier_bytes & one->bits);
+    keep_first(&found->write, one, slot, chk_write_unordered(cell, one->bits, clock));
+    if (!found->race.at && is_own(cluster, slot, cell) && (cell->write_mask & one->bits)) {
+        found->race_lane = racing_lane(list, one, of->mask, cell);
+        keep_first(&found->race, one, slot, found->race_lane >= 0);
     }
-    if (is_write) {
-        if (found->read < 0 && chk_reads_unordered(shadow, one->cell, one->bits, clock)) found->read = i;
-    } else if (found->missing < 0 && (one->bits & ~(uint32_t)cell->initialised)) {
-        found->missing = i;
+    if (is_write) keep_first(&found->read, one, slot, chk_reads_unordered(shadow, one->cell, one->bits, clock));
+    else keep_first(&found->missing, one, slot, (one->bits & ~(uint32_t)cell->initialised) != 0);
+}
+
+/* Whether some lane of a run may race: the bytes that its warp wrote last are those of one lane, not the same one. */
+static inline int may_race(const chk_cell *cell, const run *one, uint32_t size) {
+    uint32_t written = cell->write_mask;
+    return (written & one->bits) && written == ((((uint32_t)1 << size) - 1) << __builtin_ctz(written) & CHK_FULL) &&
+           (one->count > 1 || cell->write_lane != one->first_lane + 1);
+}
+
+/* Whether a warp's part may have something to find: quick, and never wrong when it says no. */
+static int is_suspect(const chk_cluster *cluster, const chk_shadow *shadow, const access_list *list, const part *of,
+                      int is_write) {
+    const int32_t *clock = chk_row(cluster->g, of->slot);
+    int32_t own = (int32_t)of->slot + 1, epoch = cluster->lane_epochs[of->slot];
+    uint32_t size = list->size, wrong = 0;
+    for (const run *one = list->runs + of->first, *end = list->runs + of->end; one < end; one++) {
+        const chk_cell *cell = &shadow->cells[one->cell];
+        uint32_t bits = one->bits;
+        wrong |= clock[cell->writer - (cell->writer != 0)] < cell->written;
+        wrong |= cell->barrier_bytes & bits;
+        if (cell->writer == own && cell->write_epoch == epoch) wrong |= (uint32_t)may_race(cell, one, size);
+        if (!is_write) wrong |= bits & ~(uint32_t)cell->initialised;
+        else if (cell->read_mask & bits) wrong |= (uint32_t)chk_reads_unordered(shadow, one->cell, bits, clock);
     }
+    return wrong != 0;
 }
 
 /* ---- reports -------------------------------------------------------------------------------------------------------- */
 
-static void report_plain(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site) {
+void chk_report_shared(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site) {
     chk_finding finding = chk_finding_at(cluster, gang, kind, site);
     finding.address = 16 * (int64_t)cell;
     chk_add(cluster->launch, &finding);
 }
 
-static void report_write(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, chk_kind kind,
+void chk_report_shared_write(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, chk_kind kind,
                          uint32_t cell, int32_t site) {
     chk_finding finding = chk_finding_at(cluster, gang, kind, site);
     finding.address = 16 * (int64_t)cell;
@@ -96,7 +169,7 @@ static void report_write(chk_cluster *cluster, const chk_gang *gang, const chk_s
     chk_add(cluster->launch, &finding);
 }
 
-static void report_read(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, uint32_t cell,
+void chk_report_shared_read(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, uint32_t cell,
                         const int32_t *clock, int32_t site) {
     int32_t count = 0;
     chk_finding finding = chk_finding_at(cluster, gang, CHK_SHARED_RACE_OVERWRITE, site);
@@ -117,40 +190,54 @@ static void report_race(chk_cluster *cluster, const chk_gang *gang, const chk_sh
     chk_add(cluster->launch, &finding);
 }
 
-static void report_faults(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, const run *runs,
-                          const faults *found, int32_t site, int is_write) {
-    if (found->barrier >= 0)
-        report_plain(cluster, gang, is_write ? CHK_BARRIER_BYTES_WRITE : CHK_BARRIER_BYTES_READ,
-                     runs[found->barrier].cell, site);
-    if (found->write >= 0)
-        report_write(cluster, gang, shadow, is_write ? CHK_SHARED_RACE_WRITE : CHK_SHARED_RACE_READ,
-                     runs[found->write].cell, site);
-    if (found->race >= 0)
-        report_race(cluster, gang, shadow, runs[found->race].cell, found->race_lane, site, is_write);
-    if (found->read >= 0)
-        report_read(cluster, gang, shadow, runs[found->read].cell, chk_row(cluster->g, runs[found->read].slot), site);
-    if (found->missing >= 0) report_plain(cluster, gang, CHK_SHARED_UNWRITTEN, runs[found->missing].cell, site);
+static void report_faults(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, const faults *found,
+                          int32_t site, int is_write) {
+    if (found->barrier.at)
+        chk_report_shared(cluster, gang, is_write ? CHK_BARRIER_BYTES_WRITE : CHK_BARRIER_BYTES_READ,
+                          found->barrier.at->cell, site);
+    if (found->write.at)
+        chk_report_shared_write(cluster, gang, shadow, is_write ? CHK_SHARED_RACE_WRITE : CHK_SHARED_RACE_READ,
+                                found->write.at->cell, site);
+    if (found->race.at) report_race(cluster, gang, shadow, found->race.at->cell, found->race_lane, site, is_write);
+    if (found->read.at)
+        chk_report_shared_read(cluster, gang, shadow, found->read.at->cell, chk_row(cluster->g, found->read.slot), site);
+    if (found->missing.at) chk_report_shared(cluster, gang, CHK_SHARED_UNWRITTEN, found->missing.at->cell, site);
+}
+
+static void check(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, const access_list *list,
+                  int32_t site, int is_write) {
+    int wrong = 0;
+    for (uint32_t k = 0; k < list->num_parts && !wrong; k++)
+        wrong = is_suspect(cluster, shadow, list, &list->parts[k], is_write);
+    if (!wrong) return;
+    faults found = {0};
+    for (uint32_t k = 0; k < list->num_parts; k++)
+        for (uint32_t i = list->parts[k].first; i < list->parts[k].end; i++)
+            look_at(cluster, shadow, list, &list->parts[k], &list->runs[i], is_write, &found);
+    report_faults(cluster, gang, shadow, &found, site, is_write);
 }
 
 /* ---- records -------------------------------------------------------------------------------------------------------- */
 
-static void record_writes(chk_cluster *cluster, chk_shadow *shadow, const access_list *list, int32_t site) {
-    for (uint32_t i = 0; i < list->num_runs; i++) {
-        const run *one = &list->runs[i];
-        chk_cell *cell = &shadow->cells[one->cell];
-        chk_note_write(cell, one->bits, (int32_t)one->slot, cluster->now[one->slot], site, 0);
-        cell->write_lane = (uint8_t)(list->lanes[one->first + one->count - 1] + 1);
-        cell->write_epoch = cluster->lane_epochs[one->slot];
+static void record_writes(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list, const part *of,
+                          int32_t site) {
+    int32_t count = cluster->now[of->slot], epoch = cluster->lane_epochs[of->slot];
+    chk_cell *cells = shadow->cells;
+    for (const run *one = list->runs + of->first, *end = list->runs + of->end; one < end; one++) {
+        chk_cell *cell = &cells[one->cell];
+        chk_note_write(cell, one->bits, (int32_t)of->slot, count, site, 0);
+        cell->write_lane = (uint8_t)(one->last_lane + 1);
+        cell->write_epoch = epoch;
     }
 }
 
-static chk_status record_reads(chk_cluster *cluster, chk_shadow *shadow, const access_list *list, int32_t site) {
-    for (uint32_t i = 0; i < list->num_runs; i++) {
-        const run *one = &list->runs[i];
-        int column = chk_reader_column(cluster->launch, shadow, (int32_t)one->slot);
-        if (column < 0) return CHK_NO_MEMORY;
-        chk_note_read(shadow, one->cell, one->bits, (uint32_t)column, cluster->now[one->slot], site);
-    }
+static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list,
+                               const part *of, int32_t site) {
+    int column = chk_reader_column(cluster->launch, shadow, (int32_t)of->slot);
+    if (column < 0) return CHK_NO_MEMORY;
+    int32_t count = cluster->now[of->slot];
+    for (const run *one = list->runs + of->first, *end = list->runs + of->end; one < end; one++)
+        chk_note_read(shadow, one->cell, one->bits, (uint32_t)column, count, site);
     return CHK_OK;
 }
 
@@ -158,170 +245,15 @@ chk_status chk_shared_access(chk_cluster *cluster, const chk_gang *gang, const u
                              int32_t site, int is_write) {
     if (!chk_gang_ok(cluster, gang) || !size || size > 32) return CHK_BAD_INPUT;
     access_list list;
-    if (!list_access(cluster, gang, offsets, size, &list)) return CHK_OK;
+    list.offsets = offsets;
+    list.size = size;
+    list.num_runs = list.num_lanes = list.num_parts = 0;
+    if (!list_access(cluster, gang, &list)) return CHK_OK;
     chk_shadow *shadow = &cluster->ctas[gang->cta].shared;
-    faults found = {-1, -1, -1, -1, -1, 0};
-    for (uint32_t i = 0; i < list.num_runs; i++)
-        look_at(cluster, shadow, &list, (int32_t)i, offsets, size, is_write, &found);
-    if ((found.barrier & found.write & found.race & found.read & found.missing) != -1)
-        report_faults(cluster, gang, shadow, list.runs, &found, site, is_write);
-    if (!is_write) return record_reads(cluster, shadow, &list, site);
-    record_writes(cluster, shadow, &list, site);
-    return CHK_OK;
-}
-
-/* ---- the shared memory of asynchronous operations --------------------------------------------------------------------- */
-
-/* The granules of an operand: a span or a list. */
-static inline uint32_t cell_at(const chk_operand *operand, uint64_t i) {
-    return operand->kind == CHK_SHARED_SPAN ? operand->first + (uint32_t)i : operand->granules[i];
-}
-
-/* Whether all granules of an operand are in the shared memory of a CTA of the cluster. */
-static int operand_ok(const chk_cluster *cluster, const chk_operand *operand) {
-    uint32_t num_cells = cluster->shared_limit / 16 + 1;
-    if (operand->cta >= cluster->num_ctas || operand->count > num_cells) return 0;
-    if (operand->kind == CHK_SHARED_SPAN) return operand->first <= num_cells - operand->count;
-    for (uint64_t i = 0; i < operand->count; i++)
-        if (operand->granules[i] >= num_cells) return 0;
-    return 1;
-}
-
-typedef struct {
-    const int32_t *g, *p;
-    chk_token token;
-    int32_t site;
-} issue;
-
-/* First granule of each fault; -1: none. */
-typedef struct {
-    int64_t barrier, write, hidden, read, missing;
-} async_faults;
-
-static void look_at_async(const chk_shadow *shadow, const chk_cell *barriers, const chk_operand *operand,
-                          const issue *how, int is_write, int asks_proxy, async_faults *found) {
-    for (uint64_t i = 0; i < operand->count; i++) {
-        uint32_t at = cell_at(operand, i);
-        const chk_cell *cell = &shadow->cells[at];
-        int late = chk_write_unordered(cell, CHK_FULL, how->g);
-        if (late && found->write < 0) found->write = at;
-        if (asks_proxy && found->hidden < 0 && !late && !cell->by_async &&
-            chk_write_unordered(cell, CHK_FULL, how->p))
-            found->hidden = at;
-        if (!is_write) {
-            if (found->missing < 0 && cell->initialised != CHK_FULL) found->missing = at;
-            continue;
-        }
-        if (found->barrier < 0 && barriers[at].barrier_bytes) found->barrier = at;
-        if (found->read < 0 && chk_reads_unordered(shadow, at, CHK_FULL, how->g)) found->read = at;
-    }
-}
-
-static void report_async(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow,
-                         const async_faults *found, const issue *how, int is_write) {
-    int32_t site = how->site;
-    if (found->barrier >= 0)
-        report_plain(cluster, gang, CHK_BARRIER_BYTES_ASYNC, (uint32_t)found->barrier, site);
-    if (found->write >= 0)
-        report_write(cluster, gang, shadow, is_write ? CHK_SHARED_RACE_WRITE : CHK_SHARED_RACE_READ,
-                     (uint32_t)found->write, site);
-    if (found->hidden >= 0)
-        report_write(cluster, gang, shadow, is_write ? CHK_PROXY_WRITE : CHK_PROXY_READ, (uint32_t)found->hidden, site);
-    if (found->read >= 0) report_read(cluster, gang, shadow, (uint32_t)found->read, how->g, site);
-    if (found->missing >= 0) report_plain(cluster, gang, CHK_SHARED_UNWRITTEN_ASYNC, (uint32_t)found->missing, site);
-}
-
-static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, const chk_operand *operand,
-                                 const issue *how, int is_write, int asks_proxy) {
-    if (!operand_ok(cluster, operand)) return CHK_BAD_INPUT;
-    chk_shadow *shadow = &cluster->ctas[operand->cta].shared;
-    /* As in the Python twin: the barriers of the issuing CTA, whoever owns the granules. */
-    const chk_cell *barriers = cluster->ctas[gang->cta].shared.cells;
-    async_faults found = {-1, -1, -1, -1, -1};
-    look_at_async(shadow, barriers, operand, how, is_write, asks_proxy, &found);
-    report_async(cluster, gang, shadow, &found, how, is_write);
-    int column = is_write ? 0 : chk_reader_column(cluster->launch, shadow, how->token.component);
-    if (column < 0) return CHK_NO_MEMORY;
-    for (uint64_t i = 0; i < operand->count; i++) {
-        uint32_t at = cell_at(operand, i);
-        if (!is_write) {
-            chk_note_read(shadow, at, CHK_FULL, (uint32_t)column, how->token.count, how->site);
-            continue;
-        }
-        chk_note_write(&shadow->cells[at], CHK_FULL, how->token.component, how->token.count, how->site, asks_proxy);
-        chk_forget_reads(shadow, at);
-    }
-    return CHK_OK;
-}
-
-/* ---- asynchronous operations ------------------------------------------------------------------------------------------ */
-
-static chk_status operand_of(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
-                             const chk_operand *operand, const issue *how, int is_write) {
-    switch (operand->kind) {
-    case CHK_SHARED_SPAN:
-    case CHK_SHARED_UNITS:
-        /* cp.async is of the generic proxy, but its reads of shared memory are none. */
-        return shared_operand(cluster, gang, operand, how, is_write, !is_write || operation->channel != CHK_CP_ASYNC);
-    case CHK_TENSOR_BLOCK:
-        return (is_write ? chk_product_writes : chk_product_reads)(cluster, gang, operation, operand, how->g,
-                                                                   how->token);
-    case CHK_GLOBAL_RANGE:
-    case CHK_GLOBAL_UNITS: return chk_global_operand(cluster, gang, operand, how->site, is_write);
-    default: return CHK_BAD_INPUT;
-    }
-}
-
-static chk_status all_operands(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
-                               const issue *how) {
     chk_status status = CHK_OK;
-    for (size_t i = 0; i < operation->num_reads && status == CHK_OK; i++)
-        status = operand_of(cluster, gang, operation, &operation->reads[i], how, 0);
-    for (size_t i = 0; i < operation->num_writes && status == CHK_OK; i++)
-        status = operand_of(cluster, gang, operation, &operation->writes[i], how, 1);
+    check(cluster, gang, shadow, &list, site, is_write);
+    for (uint32_t k = 0; k < list.num_parts && status == CHK_OK; k++)
+        if (is_write) record_writes(cluster, shadow, &list, &list.parts[k], site);
+        else status = record_reads(cluster, shadow, &list, &list.parts[k], site);
     return status;
-}
-
-static int operation_ok(const chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation) {
-    if (!chk_gang_ok(cluster, gang) || operation->warp >= cluster->warps_a_cta) return 0;
-    if (operation->channel != CHK_MBARRIER)
-        return operation->channel >= CHK_BULK && operation->channel <= CHK_MMA;
-    return operation->barrier >= 0 && (size_t)operation->barrier < cluster->num_barriers && operation->phase >= 0 &&
-           operation->phase < INT32_MAX;
-}
-
-/* The component and count by which the operation's completion is seen. */
-static chk_status stamp(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
-                        chk_token *token) {
-    if (operation->channel != CHK_MBARRIER) {
-        token->component = chk_component(cluster, operation->channel, chk_slot(cluster, gang->cta, operation->warp), 0);
-        if (token->component < 0) return cluster->failed;
-        token->count = ++cluster->now[token->component];
-        return CHK_OK;
-    }
-    const chk_barrier *barrier = &cluster->barriers[operation->barrier];
-    chk_note_unfenced(cluster, gang, barrier, operation->site);
-    token->component = chk_component(cluster, CHK_MBARRIER, barrier->cta, barrier->offset);
-    token->count = operation->phase + 1;
-    return token->component < 0 ? cluster->failed : CHK_OK;
-}
-
-chk_status chk_issue(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation, chk_token *token) {
-    *token = (chk_token){-1, 0};
-    if (!operation_ok(cluster, gang, operation)) return CHK_BAD_INPUT;
-    chk_token stamped;
-    chk_status status = stamp(cluster, gang, operation, &stamped);
-    if (status != CHK_OK) return status;
-    *token = stamped;
-    uint32_t slot = chk_slot(cluster, gang->cta, operation->warp);
-    issue how = {chk_row(cluster->g, slot), chk_row(cluster->p, slot), stamped, operation->site};
-    if (operation->channel != CHK_MMA) return all_operands(cluster, gang, operation, &how);
-    /* Products of one thread run in order: each sees the accumulators of the ones before. */
-    int32_t own[2][CHK_COMPONENTS];
-    memcpy(own[0], how.g, sizeof own[0]);
-    memcpy(own[1], how.p, sizeof own[1]);
-    own[0][stamped.component] = own[1][stamped.component] = stamped.count;
-    how.g = own[0];
-    how.p = own[1];
-    return all_operands(cluster, gang, operation, &how);
 }

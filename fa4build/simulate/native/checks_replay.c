@@ -54,15 +54,24 @@ static void *room(replay *r, size_t bytes) {
     return place;
 }
 
+/* Steps over the words of a list, which then end at `at`. */
+static int take(replay *r, size_t count) {
+    if (count > (size_t)(r->end - r->at)) r->is_short = 1;
+    else r->at += count;
+    return !r->is_short;
+}
+
 static uint64_t *next_addresses(replay *r, size_t count) {
     uint64_t *list = room(r, count * sizeof *list);
-    for (size_t i = 0; list && i < count; i++) list[i] = (uint64_t)next(r);
+    if (list && take(r, count))
+        for (size_t i = 0; i < count; i++) list[i] = (uint64_t)(r->at - count)[i];
     return list;
 }
 
 static uint32_t *next_list(replay *r, size_t count) {
     uint32_t *list = room(r, count * sizeof *list);
-    for (size_t i = 0; list && i < count; i++) list[i] = next_u(r);
+    if (list && take(r, count))
+        for (size_t i = 0; i < count; i++) list[i] = (uint32_t)(r->at - count)[i];
     return list;
 }
 

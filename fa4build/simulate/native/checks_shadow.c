@@ -1,52 +1,39 @@
 /* Shadow state: who last wrote a granule and who has read it since. The twin of shadow.py. */
 #include "checks_state.h"
 
-#define FIRST_COLUMNS 16
-
-static uint32_t words_of(uint32_t columns) { return (columns + 63) / 64; }
-
-static void give_table(chk_launch *launch, const chk_shadow *shadow) {
-    chk_give(launch, shadow->reads, (size_t)shadow->num_cells * shadow->capacity, sizeof *shadow->reads);
-    chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *shadow->columns);
-}
-
-/* A table of reads of that many columns, with what the old one held. */
-static int widen(chk_launch *launch, chk_shadow *shadow, uint32_t capacity) {
-    chk_shadow wide = *shadow;
-    wide.capacity = capacity;
-    wide.words = words_of(capacity);
-    wide.reads = chk_take(launch, (size_t)wide.num_cells * wide.capacity, sizeof *wide.reads);
-    wide.columns = chk_take(launch, (size_t)wide.num_cells * wide.words, sizeof *wide.columns);
-    if (!wide.reads || !wide.columns) {
-        give_table(launch, &wide);
-        return 0;
-    }
-    for (uint32_t cell = 0; cell < shadow->num_cells && shadow->capacity; cell++) {
-        if (!shadow->cells[cell].read_mask) continue;
-        memcpy(wide.reads + (size_t)cell * wide.capacity, shadow->reads + (size_t)cell * shadow->capacity,
-               shadow->capacity * sizeof *wide.reads);
-        memcpy(wide.columns + (size_t)cell * wide.words, shadow->columns + (size_t)cell * shadow->words,
-               shadow->words * sizeof *wide.columns);
-    }
-    give_table(launch, shadow);
-    *shadow = wide;
+/* Room for which columns of a granule hold a read: that many words of 64. */
+static int widen(chk_launch *launch, chk_shadow *shadow, uint32_t words) {
+    uint64_t *wide = chk_take(launch, (size_t)shadow->num_cells * words, sizeof *wide);
+    if (!wide) return 0;
+    for (uint32_t cell = 0; cell < shadow->num_cells && shadow->words; cell++)
+        if (shadow->cells[cell].read_mask)
+            memcpy(wide + (size_t)cell * words, shadow->columns + (size_t)cell * shadow->words,
+                   shadow->words * sizeof *wide);
+    chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *wide);
+    shadow->columns = wide;
+    shadow->words = words;
     return 1;
 }
 
 int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells) {
     shadow->num_cells = num_cells;
     shadow->cells = chk_take(launch, num_cells, sizeof *shadow->cells);
-    return shadow->cells && widen(launch, shadow, FIRST_COLUMNS);
+    return shadow->cells && widen(launch, shadow, 1);
 }
 
 void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow) {
     chk_give(launch, shadow->cells, shadow->num_cells, sizeof *shadow->cells);
-    give_table(launch, shadow);
+    chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *shadow->columns);
+    for (uint32_t column = 0; column < shadow->num_columns; column++)
+        chk_give(launch, shadow->reads[column], shadow->num_cells, sizeof(chk_read));
 }
 
 int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t component) {
-    if (shadow->num_columns == shadow->capacity && !widen(launch, shadow, 2 * shadow->capacity)) return 0;
-    shadow->reader_of[shadow->num_columns] = (int16_t)component;
+    uint32_t column = shadow->num_columns;
+    if (column == 64 * shadow->words && !widen(launch, shadow, 2 * shadow->words)) return 0;
+    shadow->reads[column] = chk_take(launch, shadow->num_cells, sizeof(chk_read));
+    if (!shadow->reads[column]) return 0;
+    shadow->reader_of[column] = (int16_t)component;
     shadow->column_of[component] = (int16_t)++shadow->num_columns;
     return 1;
 }
@@ -57,7 +44,7 @@ int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t compon
         uint64_t left = (shadow)->columns[(size_t)(cell) * (shadow)->words + word]; \
         for (; left; left &= left - 1) { \
             uint32_t column = 64 * word + (uint32_t)__builtin_ctzll(left); \
-            const chk_read *read = &(shadow)->reads[(size_t)(cell) * (shadow)->capacity + column]; \
+            chk_read *read = &(shadow)->reads[column][cell]; \
             int32_t component = (shadow)->reader_of[column]; \
             body \
         } \
@@ -84,7 +71,7 @@ void chk_forget_reads(chk_shadow *shadow, uint32_t cell) {
     if (!shadow->cells[cell].read_mask) return;
     EACH_READ(shadow, cell, {
         (void)component;
-        shadow->reads[read - shadow->reads] = (chk_read){0};
+        *read = (chk_read){0};
     })
     memset(shadow->columns + (size_t)cell * shadow->words, 0, shadow->words * sizeof *shadow->columns);
     shadow->cells[cell].read_mask = 0;

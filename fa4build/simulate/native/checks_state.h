@@ -66,11 +66,12 @@ typedef struct {
     uint16_t bits, unused;
 } chk_read;
 
+/* Reads are kept by component, in columns that are given out as components come to read this memory. */
 typedef struct {
     chk_cell *cells;
     uint32_t num_cells;
-    uint32_t num_columns, capacity, words; /* columns given out; columns and words of 64 columns a granule has */
-    chk_read *reads;                       /* [cell][capacity] */
+    uint32_t num_columns, words;           /* columns given out; words of 64 columns that a granule has */
+    chk_read *reads[CHK_COMPONENTS];       /* [column][cell] */
     uint64_t *columns;                     /* [cell][words]: which of them hold a read */
     int16_t column_of[CHK_COMPONENTS];     /* + 1 */
     int16_t reader_of[CHK_COMPONENTS];     /* of a column */
@@ -202,10 +203,10 @@ static inline int chk_reader_column(chk_launch *launch, chk_shadow *shadow, int3
 
 static inline void chk_note_read(chk_shadow *shadow, uint32_t cell, uint32_t bits, uint32_t column, int32_t count,
                                  int32_t site) {
-    chk_read *read = &shadow->reads[(size_t)cell * shadow->capacity + column];
+    chk_read *read = &shadow->reads[column][cell];
     read->count = count;
+    if (!read->bits) shadow->columns[(size_t)cell * shadow->words + column / 64] |= (uint64_t)1 << column % 64;
     read->bits |= (uint16_t)bits;
-    shadow->columns[(size_t)cell * shadow->words + column / 64] |= (uint64_t)1 << column % 64;
     shadow->cells[cell].read_mask |= (uint16_t)bits;
     shadow->cells[cell].read_site = site;
 }
@@ -229,6 +230,16 @@ chk_finding chk_finding_at(const chk_cluster *cluster, const chk_gang *gang, chk
 chk_finding chk_finding_of_cta(const chk_cluster *cluster, uint32_t cta, chk_kind kind);
 void chk_name_agent(const chk_cluster *cluster, chk_finding *finding, int32_t component);
 void chk_add(chk_launch *launch, const chk_finding *finding);
+
+/* ---- checks_memory.c: findings of a granule of shared memory ----------------------------------------------------------- */
+
+void chk_report_shared(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site);
+/* The other side is the last write to the granule. */
+void chk_report_shared_write(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, chk_kind kind,
+                             uint32_t cell, int32_t site);
+/* The other side is the first reader that is not in the clock. */
+void chk_report_shared_read(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, uint32_t cell,
+                            const int32_t *clock, int32_t site);
 
 /* ---- checks_global.c, checks_tensor.c: the parts of an asynchronous operation ----------------------------------------- */
 
