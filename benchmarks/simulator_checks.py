@@ -37,6 +37,7 @@ def _setting(observer):
     everything = (BASE + 16 + 4 * np.arange(4 * GRANULES - 32)).astype(np.uint32)
     for first in range(0, len(everything), 32):
         observer.shared_access(g, everything[first : first + 32], 4, None, 1, True)
+    observer.warp_barrier(g, None)
     return cta, g, barrier
 
 
