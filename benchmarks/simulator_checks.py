@@ -4,8 +4,8 @@
 
 Each row is one kind of event, told again and again to both twins from the same record; `--kernels` adds whole kernels
 (the forwards kept for tests/simulate/mutations, warp by warp), all their events together. The best of `--repeat` short
-runs, so that other work on the machine counts for little. Those of the native checks include reading the record, about 1 ns a word. The goal is
-110 ns for a load or store of a warp.
+runs, so that other work on the machine counts for little. Those of the native checks include reading the record, about
+1 ns a word. The goal is 110 ns for a load or store of a warp.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def _fence(observer):
 
 
 def _arrive(observer):
-    cta, g, barrier = _setting(observer)
+    _, g, barrier = _setting(observer)
 
     def event(k: int) -> None:
         observer.arrive(g, None, barrier, 2)
@@ -94,7 +94,7 @@ def _product(observer):
 
 
 def _tensor_load(observer):
-    cta, g, _ = _setting(observer)
+    _, g, _ = _setting(observer)
     observer.tmem_access(g, g.warps[0], 0, 32, True, 6)
     observer.tmem_wait(g, None, "st")
     return lambda k: observer.tmem_access(g, g.warps[0], 0, 32, False, 7)

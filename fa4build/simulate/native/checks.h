@@ -31,6 +31,9 @@
 extern "C" {
 #endif
 
+/* What Python calls: seen from outside the library. */
+#define CHK_API __attribute__((visibility("default")))
+
 #define CHK_COMPONENTS 512    /* clock components of one cluster; more is CHK_TOO_MANY_COMPONENTS */
 #define CHK_MAX_WARPS 32      /* of one CTA */
 #define CHK_MAX_CTAS 16       /* of one cluster */
@@ -57,8 +60,8 @@ typedef struct {
 } chk_buffer;
 
 /* `buffers` is copied, `written` is not. `max_bytes`: 0 for no bound. NULL if there is no memory. */
-chk_launch *chk_launch_create(const chk_buffer *buffers, size_t num_buffers, size_t max_bytes);
-void chk_launch_destroy(chk_launch *launch);
+CHK_API chk_launch *chk_launch_create(const chk_buffer *buffers, size_t num_buffers, size_t max_bytes);
+CHK_API void chk_launch_destroy(chk_launch *launch);
 /* Whether any buffer is followed: without one, global ranges of asynchronous operations need not be worked out. */
 int chk_has_unwritten(const chk_launch *launch);
 
@@ -321,10 +324,10 @@ typedef struct {
 } chk_finding;
 
 /* A finding of a rule that the machine checks itself (CHK_WGMMA_*, CHK_NOTE_NAMED_TWICE, CHK_NOTE_WGMMA_PART). */
-chk_status chk_report(chk_launch *launch, const chk_finding *finding);
+CHK_API chk_status chk_report(chk_launch *launch, const chk_finding *finding);
 /* Findings so far, each pair of places once, in the order in which they were found. They stay valid, at that address,
  * until the launch is destroyed. `lost`: how many more there were than CHK_MAX_FINDINGS. */
-size_t chk_findings(const chk_launch *launch, const chk_finding **out, size_t *lost);
+CHK_API size_t chk_findings(const chk_launch *launch, const chk_finding **out, size_t *lost);
 
 /* ---- undefined registers ----------------------------------------------------------------------------------------- */
 
@@ -341,7 +344,7 @@ typedef struct {
     const uint32_t *next_start, *next;         /* successors; num_blocks is the exit */
 } chk_code;
 /* Reports CHK_UNDEFINED_REGISTER for the first use of each such register. */
-chk_status chk_undefined(chk_launch *launch, const chk_code *code);
+CHK_API chk_status chk_undefined(chk_launch *launch, const chk_code *code);
 
 #ifdef __cplusplus
 }

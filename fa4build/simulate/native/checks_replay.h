@@ -47,6 +47,6 @@ typedef struct {
 } chk_replayed;
 
 /* Replays all events, or those up to one that fails for want of memory or components (whose status is returned). */
-chk_status chk_replay(chk_launch *launch, const int64_t *words, size_t count, chk_replayed *replayed);
+CHK_API chk_status chk_replay(chk_launch *launch, const int64_t *words, size_t count, chk_replayed *replayed);
 
 #endif

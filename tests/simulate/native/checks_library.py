@@ -15,7 +15,7 @@ from fa4build.simulate.native.check_texts import RECORD, records_at
 ROOM = Path(__file__).resolve().parents[3] / "fa4build" / "simulate" / "native"
 OK, BAD_INPUT, NO_MEMORY, TOO_MANY_COMPONENTS = range(4)
 IS_MOVE, IS_GUARDED = 1, 2
-_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-g0", "-Wall", "-Wextra", "-Werror")
+_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 
 class Buffer(ctypes.Structure):
