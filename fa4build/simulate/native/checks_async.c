@@ -81,6 +81,24 @@ static void report_async(chk_cluster *cluster, const chk_gang *gang, const chk_s
     if (found->missing >= 0) chk_report_shared(cluster, gang, CHK_SHARED_UNWRITTEN_ASYNC, (uint32_t)found->missing, site);
 }
 
+static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, const chk_operand *operand,
+                               const issue *how) {
+    int column = chk_reader_column(cluster->launch, shadow, how->token.component);
+    if (column < 0) return CHK_NO_MEMORY;
+    for (uint64_t i = 0; i < operand->count; i++)
+        chk_note_read(shadow, cell_at(operand, i), CHK_FULL, (uint32_t)column, how->token.count, how->site);
+    return CHK_OK;
+}
+
+static void record_writes(chk_shadow *shadow, const chk_operand *operand, const issue *how, int by_async) {
+    for (uint64_t i = 0; i < operand->count; i++) {
+        uint32_t at = cell_at(operand, i);
+        chk_cell *cell = &shadow->cells[at];
+        chk_note_write(cell, CHK_FULL, how->token.component, how->token.count, how->site, by_async);
+        if (cell->read_mask) chk_forget_reads(shadow, at);
+    }
+}
+
 static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, const chk_operand *operand,
                                  const issue *how, int is_write, int asks_proxy) {
     if (!operand_ok(cluster, operand)) return CHK_BAD_INPUT;
@@ -92,17 +110,8 @@ static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, con
         look_at_async(shadow, barriers, operand, how, is_write, asks_proxy, &found);
         report_async(cluster, gang, shadow, &found, how, is_write);
     }
-    int column = is_write ? 0 : chk_reader_column(cluster->launch, shadow, how->token.component);
-    if (column < 0) return CHK_NO_MEMORY;
-    for (uint64_t i = 0; i < operand->count; i++) {
-        uint32_t at = cell_at(operand, i);
-        if (!is_write) {
-            chk_note_read(shadow, at, CHK_FULL, (uint32_t)column, how->token.count, how->site);
-            continue;
-        }
-        chk_note_write(&shadow->cells[at], CHK_FULL, how->token.component, how->token.count, how->site, asks_proxy);
-        chk_forget_reads(shadow, at);
-    }
+    if (!is_write) return record_reads(cluster, shadow, operand, how);
+    record_writes(shadow, operand, how, asks_proxy);
     return CHK_OK;
 }
 

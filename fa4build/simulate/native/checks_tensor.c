@@ -73,8 +73,8 @@ static int own_components(chk_cluster *cluster, uint32_t slot, int32_t own[3]) {
 /* As far as fences go: the warp's own need none. */
 static int fenced_clock(chk_cluster *cluster, uint32_t slot, int32_t *fenced) {
     int32_t own[3];
-    memcpy(fenced, chk_row(cluster->t, slot), CHK_COMPONENTS * sizeof *fenced);
     if (!own_components(cluster, slot, own)) return 0;
+    memcpy(fenced, chk_row(cluster->t, slot), (size_t)cluster->num_components * sizeof *fenced);
     for (int i = 0; i < 3; i++) fenced[own[i]] = INT32_MAX;
     return 1;
 }
@@ -200,6 +200,68 @@ static chk_status note_reads(const access *one, chk_token token) {
     return CHK_OK;
 }
 
+/* ---- the usual case: nothing to tell ---------------------------------------------------------------------------------- */
+
+/* What is complete for the warp and, where that is asked for, fenced: the smaller of both counts. 0 when the warp has
+ * not had components of its own yet: they are made in the order in which the rules come to need them. */
+static int strictest_clock(const access *one, int32_t *both) {
+    chk_cluster *cluster = one->cluster;
+    const int32_t *t = chk_row(cluster->t, one->slot);
+    static const int kinds[] = {CHK_TMEM_LD, CHK_TMEM_ST, CHK_MMA};
+    for (int i = 0; i < 3; i++)
+        if (!cluster->slot_component[kinds[i]][one->slot]) return 0;
+    uint32_t num_slots = cluster->num_slots;
+    memcpy(both, one->clock, num_slots * sizeof *both); /* warps come first, and need no fence */
+    for (int32_t c = (int32_t)num_slots; c < cluster->num_components; c++)
+        both[c] = one->clock[c] < t[c] ? one->clock[c] : t[c];
+    for (int i = 0; i < 3; i++) {
+        int32_t own = cluster->slot_component[kinds[i]][one->slot] - 1;
+        both[own] = one->clock[own];
+    }
+    return 1;
+}
+
+static int loads_unordered(const access *one, uint32_t cell, const int32_t *clock) {
+    for (uint32_t word = 0; word < one->tensor->words; word++)
+        if (one->tensor->load_slots[(size_t)cell * one->tensor->words + word]) {
+            access alone = *one;
+            uint32_t loader;
+            alone.quarter = cell / CHK_COLUMNS;
+            alone.column = cell % CHK_COLUMNS;
+            alone.num_quarters = alone.num_cols = 1;
+            return first_load(&alone, clock, &loader) >= 0;
+        }
+    return 0;
+}
+
+/* Whether no rule has anything to tell; when it says no, the rules themselves find out. */
+static int is_quiet(const access *one, int is_write) {
+    int32_t both[CHK_COMPONENTS];
+    const chk_shadow *shadow = &one->tensor->shadow;
+    if (!strictest_clock(one, both)) return 0;
+    EACH_CELL(at, one) {
+        const chk_cell *cell = &shadow->cells[at];
+        if (both[cell->writer - (cell->writer != 0)] < cell->written) return 0;
+        if (!is_write && cell->initialised != CHK_FULL) return 0;
+        if (is_write && cell->read_mask && chk_reads_unordered(shadow, at, CHK_FULL, both)) return 0;
+        if (is_write && loads_unordered(one, at, both)) return 0;
+    }
+    return 1;
+}
+
+static chk_status check_load(const access *one) {
+    if (is_quiet(one, 0)) return CHK_OK;
+    chk_status status = check_writes(one, CHK_READS);
+    if (status == CHK_OK) check_written(one);
+    return status;
+}
+
+static chk_status check_store(const access *one) {
+    if (is_quiet(one, 1)) return CHK_OK;
+    chk_status status = check_writes(one, CHK_OVERWRITES);
+    return status == CHK_OK ? check_reads(one) : status;
+}
+
 /* ---- tcgen05.ld and st ------------------------------------------------------------------------------------------------ */
 
 static void note_loads(const access *one, int32_t count) {
@@ -212,24 +274,28 @@ static void note_loads(const access *one, int32_t count) {
 
 static chk_status load(const access *one) {
     chk_cluster *cluster = one->cluster;
-    chk_status status = check_writes(one, CHK_READS);
+    chk_status status = check_load(one);
     if (status != CHK_OK) return status;
     int32_t component = chk_component(cluster, CHK_TMEM_LD, one->slot, 0);
     if (component < 0) return cluster->failed;
-    check_written(one);
     note_loads(one, ++cluster->now[component]);
     return note_reads(one, (chk_token){(int32_t)one->slot, cluster->now[one->slot]});
 }
 
-static chk_status store(const access *one) {
-    chk_cluster *cluster = one->cluster;
+/* The component of its stores is made between the two checks, as the Python twin makes it. */
+static chk_status check_store_of_warp(const access *one) {
+    if (is_quiet(one, 1)) return CHK_OK;
     chk_status status = check_writes(one, CHK_OVERWRITES);
     if (status != CHK_OK) return status;
-    int32_t component = chk_component(cluster, CHK_TMEM_ST, one->slot, 0);
-    if (component < 0) return cluster->failed;
-    status = check_reads(one);
+    if (chk_component(one->cluster, CHK_TMEM_ST, one->slot, 0) < 0) return one->cluster->failed;
+    return check_reads(one);
+}
+
+static chk_status store(const access *one) {
+    chk_cluster *cluster = one->cluster;
+    chk_status status = check_store_of_warp(one);
     if (status != CHK_OK) return status;
-    int32_t count = ++cluster->now[component];
+    int32_t component = chk_component(cluster, CHK_TMEM_ST, one->slot, 0), count = ++cluster->now[component];
     note_writes(one, (chk_token){component, count}, 0);
     return CHK_OK;
 }
@@ -274,18 +340,15 @@ chk_status chk_product_reads(chk_cluster *cluster, const chk_gang *gang, const c
                              const chk_operand *block, const int32_t *clock, chk_token token) {
     access one;
     chk_status status = block_of(cluster, gang, operation, block, clock, &one);
-    if (status == CHK_OK) status = check_writes(&one, CHK_READS);
-    if (status != CHK_OK) return status;
-    check_written(&one);
-    return note_reads(&one, token);
+    if (status == CHK_OK) status = check_load(&one);
+    return status == CHK_OK ? note_reads(&one, token) : status;
 }
 
 chk_status chk_product_writes(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
                               const chk_operand *block, const int32_t *clock, chk_token token) {
     access one;
     chk_status status = block_of(cluster, gang, operation, block, clock, &one);
-    if (status == CHK_OK) status = check_writes(&one, CHK_OVERWRITES);
-    if (status == CHK_OK) status = check_reads(&one);
+    if (status == CHK_OK) status = check_store(&one);
     if (status != CHK_OK) return status;
     note_writes(&one, token, 1);
     return CHK_OK;
