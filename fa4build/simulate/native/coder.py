@@ -109,9 +109,10 @@ class Coder:
         self.specials: dict[tuple[str, int], int] = {}
         self.lists: list[int] = []
         self._list_places: dict[tuple[int, ...], int] = {}
-        self.records = np.zeros(len(function.instructions) + 1, RECORD)
-        self.records["guard"] = self.records["target"] = self.records["reconverge"] = NONE
-        self.records["o"] = NONE
+        self.rows: list[tuple] = []  # RECORD, but for what is known of its place
+        count = len(function.instructions) + 1
+        self.guards, self.targets, self.meetings = [NONE] * count, [NONE] * count, [NONE] * count
+        self.lines = [ins.line for ins in function.instructions] + [0]
         self.contracted: dict[int, int] = {}
         self.texts: list[str] = []
         self.index = 0
@@ -214,12 +215,23 @@ class Coder:
         entries2: list[int] | tuple[int, ...] = (),
     ) -> None:
         """Writes the record of the current instruction."""
-        record = self.records[self.index]
-        record["op"], record["size"], record["count"], record["flags"] = operations()[operation], size, count, flags
-        record["o"][: len(operands)] = operands
-        record["imm"] = (_signed(imm), _signed(imm2))
-        record["list"], record["length"] = self.listed(entries)
-        record["list2"], record["length2"] = self.listed(entries2)
+        places = (*operands, *[NONE] * (6 - len(operands)))
+        numbers = (_signed(imm), _signed(imm2))
+        listed = (*self.listed(entries), *self.listed(entries2))
+        self.rows.append((operations()[operation], size, count, flags, places, listed, numbers))
+
+    def records(self) -> np.ndarray:
+        """All instructions as RECORD."""
+        made = np.zeros(len(self.rows), RECORD)
+        columns = list(zip(*self.rows, strict=True))
+        for name, column in zip(("op", "size", "count", "flags", "o"), columns, strict=False):
+            made[name] = column
+        lists = np.array(columns[5], np.int32)
+        made["list"], made["length"], made["list2"], made["length2"] = lists.T
+        made["imm"] = columns[6]
+        made["guard"], made["target"], made["reconverge"] = self.guards, self.targets, self.meetings
+        made["line"] = self.lines
+        return made
 
     def emit_fault(self, text: str) -> None:
         """A record that ends the run with this text if it is ever executed."""

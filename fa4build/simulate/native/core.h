@@ -22,6 +22,7 @@
 #define RANK_SHIFT 24
 #define OFFSET_MASK 0xFFFFFFu
 #define PARAMETER_WINDOW 0x5000000000000000ull
+#define SHARED_GRANULES 16384 /* of 16 bytes: more than a CTA can have */
 #define MAX_CTAS 16
 #define MAX_WARPS 32
 #define COUNT_LIMIT ((1 << 20) - 1)
@@ -431,8 +432,9 @@ static inline chk_gang gang_of(const Warp *w, const uint16_t *index, const uint3
 Buffer *find_buffer(Run *run, uint64_t address, uint64_t size);
 int out_of_bounds(Warp *w, const char *what, uint64_t address, uint64_t size);
 
-/* core_warp.c: every lane that has not exited is here. */
-int require_converged(Warp *w, const char *what);
+/* core_warp.c: every lane that has not exited is here. `what` is worked out only where one is not. */
+int not_converged(Warp *w, const char *what);
+#define require_converged(w, what) (((w)->mask | (w)->exited) == FULL ? NEXT : not_converged(w, what))
 int check_members(Warp *w, uint32_t members, const char *what);
 /* The value that all active lanes must share. */
 int uniform32(Warp *w, int32_t o, const char *what, uint32_t *value);
@@ -460,7 +462,7 @@ static inline bool is_done(const Op *op) { return op->stage == op->stages; }
 int wait_for_ops(Warp *w, const Ins *i, Op **ops, int n, bool reads, int what);
 Cta *target_cta(Warp *w, uint32_t address, uint32_t *offset);
 uint8_t *shared_span(Warp *w, Cta *cta, uint32_t offset, uint32_t size, const char *what);
-int one_thread(Warp *w, const char *opcode, int *lane);
+int one_thread(Warp *w, const Ins *i, int *lane);
 const char *opcode_text(const Warp *w, const Ins *i);
 void observe_issue(Warp *w, Op *op, chk_component_kind channel, Mbarrier *barrier, const chk_operand *reads,
                    size_t num_reads, const chk_operand *writes, size_t num_writes);
@@ -471,6 +473,16 @@ void describe_tensor_op(const Op *op, char *text, size_t room);
 bool ops_over(const Wait *wait);
 int finish_ops(Warp *w, const Wait *wait);
 Op **take_groups(GroupList *list, int32_t groups, int64_t newest, int *n);
+
+/* Granules of a CTA's shared memory as a set. */
+typedef struct {
+    uint64_t words[(SHARED_GRANULES + 63) / 64];
+} GranuleSet;
+static inline void add_granule(GranuleSet *set, uint32_t granule) {
+    if (granule < SHARED_GRANULES) set->words[granule / 64] |= 1ull << granule % 64;
+}
+/* Those in the set, in order; returns how many. */
+size_t list_granules(const GranuleSet *set, uint32_t *out);
 
 /* core_wait.c */
 bool wait_ready(Warp *w, int *status);

@@ -398,13 +398,13 @@ static int require_alignment(Warp *w, uint64_t a, uint64_t b, uint64_t c) {
     return NEXT;
 }
 
-int one_thread(Warp *w, const char *opcode, int *lane) {
+int one_thread(Warp *w, const Ins *i, int *lane) {
     int n = count_lanes(w->mask);
     if (n != 1)
         return fault(w,
                      "%s is executed by %d threads; each repeats the copy and its bytes. "
                      "Elect one thread (elect_one, or a single-lane branch)",
-                     opcode, n);
+                     opcode_text(w, i), n);
     *lane = first_lane(w->mask);
     return NEXT;
 }
@@ -464,7 +464,7 @@ RULE(bulk_load) {
 /* Own shared memory to another CTA's; the mbarrier must be the destination's. */
 RULE(bulk_push) {
     int lane;
-    if (one_thread(w, opcode_text(w, i), &lane)) return FAULTED;
+    if (one_thread(w, i, &lane)) return FAULTED;
     const int32_t *plus = w->run->launch->lists + i->list;
     uint32_t address = lane32(w, i->o[0], lane) + (uint32_t)plus[0], origin = lane32(w, i->o[1], lane) + (uint32_t)plus[1];
     uint32_t size = lane32(w, i->o[2], lane), offset, start = origin & OFFSET_MASK;
@@ -593,7 +593,7 @@ static int respond(Warp *w, const Ins *i, Cta *cta, uint32_t offset, uint32_t ba
 /* Writes the response to every CTA of the cluster and completes 16 bytes on each one's mbarrier. */
 RULE(try_cancel) {
     int lane;
-    if (one_thread(w, opcode_text(w, i), &lane)) return FAULTED;
+    if (one_thread(w, i, &lane)) return FAULTED;
     uint32_t offset = (lane32(w, i->o[0], lane) + (uint32_t)i->imm[0]) & OFFSET_MASK;
     uint32_t barrier = (lane32(w, i->o[1], lane) + (uint32_t)i->imm[1]) & OFFSET_MASK;
     Cluster *cluster = w->cta->cluster;

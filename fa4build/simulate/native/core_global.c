@@ -3,8 +3,7 @@
 
 #define RULE(name) int op_##name(Warp *w, const Ins *i)
 
-uint64_t read_element(const uint8_t *from, int size);
-void put_element(Warp *w, const Ins *i, int32_t d, int lane, uint64_t value);
+#include "memory.h"
 
 Buffer *find_buffer(Run *run, uint64_t address, uint64_t size) {
     Buffer *last = run->last_buffer;
@@ -90,10 +89,8 @@ RULE(st_global) {
             return fault(w, "store to read-only buffer %s at byte offset %llu", b->name,
                          (unsigned long long)(a - b->base));
         uint8_t *target = b->data + (a - b->base);
-        for (int e = 0; e < i->count; e++) {
-            uint64_t value = lane_any(w, list[e], (int)l);
-            memcpy(target + e * i->size, &value, i->size);
-        }
+        for (int e = 0; e < i->count; e++)
+            write_element(target + e * i->size, i->size, lane_any(w, list[e], (int)l));
     }
     return NEXT;
 }
@@ -203,7 +200,7 @@ RULE(atomic) {
         uint64_t old = read_element(word, i->size);
         uint64_t x = lane_any(w, i->o[2], (int)l), y = i->o[3] < 0 ? 0 : lane_any(w, i->o[3], (int)l);
         uint64_t value = combined(i->flags & 15, i->flags >> 4 & 3, 8 * i->size, old, x, y);
-        memcpy(word, &value, i->size);
+        write_element(word, i->size, value);
         put_element(w, i, i->o[0], (int)l, old);
     }
     return NEXT;

@@ -1,8 +1,6 @@
 /* Matrix descriptors and the bytes they name: smem_descriptor.py, swizzle.py. */
 #include "operands.h"
 
-#include <stdlib.h>
-
 #define UNIT 16
 
 static uint64_t bits(uint64_t word, int low, int width) { return word >> low & ((1ull << width) - 1); }
@@ -105,16 +103,60 @@ static int gather_k_major(Warp *w, const Operand *o, const Cta *cta, uint8_t *ou
     return NEXT;
 }
 
-/* Eight or sixteen rows of one k at once, spread over the rows of the result. */
-#define SPREAD(type)                                                                       \
-    do {                                                                                   \
-        const type *from = (const type *)(cta->shared + a);                                \
-        type *target = (type *)out;                                                        \
-        uint32_t n = (uint32_t)o->rows - i < UNIT / sizeof(type) ? (uint32_t)o->rows - i : UNIT / sizeof(type); \
-        for (uint32_t e = 0; e < n; e++) target[(i + e) * (uint32_t)o->k + k] = from[e];   \
+#define SHUFFLE __builtin_shufflevector
+typedef uint16_t half8 __attribute__((ext_vector_type(8)));
+typedef uint32_t word4 __attribute__((ext_vector_type(4)));
+typedef uint64_t wide2 __attribute__((ext_vector_type(2)));
+
+/* Eight rows of eight 16-bit elements become columns: three rounds of pairing. */
+static void transpose8(half8 m[8]) {
+    half8 a[8];
+    for (int k = 0; k < 4; k++) {
+        a[2 * k] = SHUFFLE(m[2 * k], m[2 * k + 1], 0, 8, 1, 9, 2, 10, 3, 11);
+        a[2 * k + 1] = SHUFFLE(m[2 * k], m[2 * k + 1], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    word4 b[8];
+    for (int h = 0; h < 2; h++)
+        for (int k = 0; k < 2; k++) {
+            word4 x = (word4)a[4 * h + k], y = (word4)a[4 * h + 2 + k];
+            b[4 * h + 2 * k] = SHUFFLE(x, y, 0, 4, 1, 5);
+            b[4 * h + 2 * k + 1] = SHUFFLE(x, y, 2, 6, 3, 7);
+        }
+    for (int k = 0; k < 4; k++) {
+        wide2 x = (wide2)b[k], y = (wide2)b[4 + k];
+        m[2 * k] = (half8)SHUFFLE(x, y, 0, 2);
+        m[2 * k + 1] = (half8)SHUFFLE(x, y, 1, 3);
+    }
+}
+
+/* Elements of 16 bits, rows and k whole multiples of 8: squares of 8 by 8. */
+static int gather_squares(Warp *w, const Operand *o, const Cta *cta, uint8_t *out) {
+    uint16_t *target = (uint16_t *)out;
+    for (uint32_t i = 0; i < (uint32_t)o->rows; i += 8)
+        for (uint32_t k = 0; k < (uint32_t)o->k; k += 8) {
+            half8 m[8];
+            for (uint32_t e = 0; e < 8; e++) {
+                uint32_t a = unit_address(o, i, k + e) & ~(UNIT - 1u);
+                if (a + UNIT > cta->shared_limit) return past(w, o, cta);
+                memcpy(m + e, cta->shared + a, UNIT);
+            }
+            transpose8(m);
+            for (uint32_t e = 0; e < 8; e++) memcpy(target + (i + e) * (uint32_t)o->k + k, m + e, UNIT);
+        }
+    return NEXT;
+}
+
+/* The rows of one k that a unit holds, spread over the rows of the result. */
+#define SPREAD(type)                                                                                        \
+    do {                                                                                                    \
+        const type *from = (const type *)(cta->shared + a);                                                 \
+        type *target = (type *)out;                                                                         \
+        uint32_t left = (uint32_t)o->rows - i, per = UNIT / sizeof(type), n = left < per ? left : per;      \
+        for (uint32_t e = 0; e < n; e++) target[(i + e) * (uint32_t)o->k + k] = from[e];                    \
     } while (0)
 
 static int gather_mn_major(Warp *w, const Operand *o, const Cta *cta, uint8_t *out) {
+    if (o->size == 2 && o->rows % 8 == 0 && o->k % 8 == 0) return gather_squares(w, o, cta, out);
     EACH_UNIT(o, i, k) {
         uint32_t a = unit_address(o, i, k) & ~(UNIT - 1u);
         if (a + UNIT > cta->shared_limit) return past(w, o, cta);
@@ -132,20 +174,16 @@ int load_operand(Warp *w, const Operand *o, const Cta *cta, uint8_t *out) {
 
 /* ---- for the checks ---------------------------------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
+size_t list_granules(const GranuleSet *set, uint32_t *out) {
+    size_t n = 0;
+    for (uint32_t k = 0; k < sizeof set->words / sizeof *set->words; k++)
+        for (uint64_t rest = set->words[k]; rest; rest &= rest - 1) out[n++] = 64 * k + (uint32_t)__builtin_ctzll(rest);
+    return n;
 }
 
 chk_operand operand_granules(const Operand *o, const Cta *cta, uint32_t *granules) {
-    size_t n = 0, kept = 0;
-    EACH_UNIT(o, i, k) {
-        if (n < MAX_OPERAND_UNITS) granules[n++] = unit_address(o, i, k) / UNIT;
-    }
-    bool sorted = true;
-    for (size_t j = 1; j < n; j++) sorted &= granules[j - 1] < granules[j];
-    if (!sorted) qsort(granules, n, sizeof *granules, compare);
-    for (size_t j = 0; j < n; j++)
-        if (!kept || granules[kept - 1] != granules[j]) granules[kept++] = granules[j];
-    return (chk_operand){.kind = CHK_SHARED_UNITS, .cta = (uint32_t)cta->rank, .granules = granules, .count = kept};
+    GranuleSet set = {{0}};
+    EACH_UNIT(o, i, k) add_granule(&set, unit_address(o, i, k) / UNIT);
+    return (chk_operand){.kind = CHK_SHARED_UNITS, .cta = (uint32_t)cta->rank, .granules = granules,
+                         .count = list_granules(&set, granules)};
 }

@@ -42,9 +42,27 @@ static void addresses_of(const Warp *w, int32_t o, uint32_t plus, uint32_t *addr
 /* ---- elements and registers -------------------------------------------------------------------------------------- */
 
 uint64_t read_element(const uint8_t *from, int size) {
-    uint64_t value = 0;
-    memcpy(&value, from, (size_t)size);
-    return value;
+    switch (size) {
+    case 4: return *(const uint32_t *)from;
+    case 8: return *(const uint64_t *)from;
+    case 2: return *(const uint16_t *)from;
+    default: return *from;
+    }
+}
+
+void write_element(uint8_t *to, int size, uint64_t value) {
+    switch (size) {
+    case 4: *(uint32_t *)to = (uint32_t)value; break;
+    case 8: *(uint64_t *)to = value; break;
+    case 2: *(uint16_t *)to = (uint16_t)value; break;
+    default: *to = (uint8_t)value;
+    }
+}
+
+bool is_plain_list(const Ins *i, const int32_t *list) {
+    bool plain = i->size == 4;
+    for (int k = 0; k < i->count; k++) plain &= list[k] >= 0 && !(list[k] & 2);
+    return plain;
 }
 
 /* An element of `size` bytes to a register of any width: cut, or widened with zeros or the sign. */
@@ -65,6 +83,14 @@ static void load_vector32(Warp *w, const int32_t *list, int count, const uint32_
         const uint32_t *from = (const uint32_t *)(w->cta->shared + offsets[n++]);
         for (int k = 0; k < count; k++)
             if (list[k] >= 0) ((uint32_t *)to(w, list[k]))[l] = from[k];
+    }
+}
+
+static void store_vector32(Warp *w, const int32_t *list, int count, const uint32_t *offsets) {
+    int n = 0;
+    EACH_LANE(l, w->mask) {
+        uint32_t *target = (uint32_t *)(w->cta->shared + offsets[n++]);
+        for (int k = 0; k < count; k++) target[k] = lane32(w, list[k], (int)l);
     }
 }
 
@@ -93,13 +119,15 @@ RULE(st_shared) {
     addresses_of(w, i->o[0], (uint32_t)i->imm[0], address);
     if (offsets_of(w, i, address, i->size * i->count, SHARED_BASE, true, offsets)) return FAULTED;
     const int32_t *list = w->run->launch->lists + i->list;
+    if (is_plain_list(i, list)) {
+        store_vector32(w, list, i->count, offsets);
+        return NEXT;
+    }
     int n = 0;
     EACH_LANE(l, w->mask) {
         uint8_t *target = w->cta->shared + offsets[n++];
-        for (int k = 0; k < i->count; k++) {
-            uint64_t value = lane_any(w, list[k], (int)l);
-            memcpy(target + k * i->size, &value, i->size);
-        }
+        for (int k = 0; k < i->count; k++)
+            write_element(target + k * i->size, i->size, lane_any(w, list[k], (int)l));
     }
     return NEXT;
 }
@@ -145,7 +173,7 @@ static int remote(Warp *w, const Ins *i, bool is_load) {
         for (int k = 0; k < i->count; k++) {
             uint64_t value = is_load ? read_element(place + k * i->size, i->size) : lane_any(w, list[k], (int)l);
             if (is_load) put_element(w, i, list[k], (int)l, value);
-            else memcpy(place + k * i->size, &value, i->size);
+            else write_element(place + k * i->size, i->size, value);
         }
     }
     return NEXT;
@@ -173,7 +201,7 @@ static int local(Warp *w, const Ins *i, bool is_load) {
         for (int k = 0; k < i->count; k++) {
             uint64_t value = is_load ? read_element(place + k * i->size, i->size) : lane_any(w, list[k], (int)l);
             if (is_load) put_element(w, i, list[k], (int)l, value);
-            else memcpy(place + k * i->size, &value, i->size);
+            else write_element(place + k * i->size, i->size, value);
         }
     }
     return NEXT;

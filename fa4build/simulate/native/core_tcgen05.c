@@ -446,6 +446,16 @@ static void write_accumulator(const Tile *p, const uint32_t *d) {
     }
 }
 
+/* Block by block where it lies. */
+static void multiply_in_place(const Tile *p, const uint8_t *a, const uint8_t *b) {
+    for (int k = 0; k < p->num_blocks; k++) {
+        const Block *x = p->blocks + k;
+        uint32_t *d = &tensor_memory(p->ctas[x->cta])->cells[x->lane][x->column];
+        units_mma(x->rows, x->columns, p->k, (units_type)p->a_type, a + x->row * 32, (units_type)p->b_type,
+                  b + x->n * 32, d, COLUMNS, p->keeps, NULL);
+    }
+}
+
 int perform_mma(Op *op) {
     static uint8_t a[256 * 32], b[256 * 32];
     static uint32_t c[256 * 256];
@@ -455,6 +465,10 @@ int perform_mma(Op *op) {
     if (load_both(w, p, false, b)) return FAULTED;
     if (p->negate_a) negate(a, p->m, p->size);
     if (p->negate_b) negate(b, p->n, p->size);
+    if (!p->disables) {
+        multiply_in_place(p, a, b);
+        return NEXT;
+    }
     if (p->keeps) read_accumulator(p, c);
     units_mma(p->m, p->n, p->k, (units_type)p->a_type, a, (units_type)p->b_type, b, c, p->n, p->keeps, NULL);
     write_accumulator(p, c);
@@ -525,7 +539,7 @@ static int start_tile(Warp *w, const Ins *i, int lane, Tile *p) {
 
 RULE(tc_mma) {
     int lane;
-    if (one_thread(w, opcode_text(w, i), &lane)) return FAULTED;
+    if (one_thread(w, i, &lane)) return FAULTED;
     Op *op = new_op(w, i, OP_MMA, 1);
     Tile *p = op->more = calloc(1, sizeof *p);
     if (start_tile(w, i, lane, p)) {
@@ -591,7 +605,7 @@ static int start_copy(Warp *w, const Ins *i, int lane, CellCopy *c) {
 
 RULE(tc_cp) {
     int lane;
-    if (one_thread(w, opcode_text(w, i), &lane)) return FAULTED;
+    if (one_thread(w, i, &lane)) return FAULTED;
     Op *op = new_op(w, i, OP_TENSOR_COPY, 1);
     CellCopy *c = op->more = calloc(1, sizeof *c);
     if (start_copy(w, i, lane, c)) {
@@ -635,7 +649,7 @@ static int find_barriers(Warp *w, const Ins *i, int lane, Op *op) {
 /* One arrival when all earlier asynchronous tcgen05 operations of the thread are done. */
 RULE(tc_commit) {
     int lane;
-    if (one_thread(w, opcode_text(w, i), &lane) || !join_group(w, w->cta, i->count)) return FAULTED;
+    if (one_thread(w, i, &lane) || !join_group(w, w->cta, i->count)) return FAULTED;
     Op *op = new_op(w, i, OP_COMMIT, 1);
     if (find_barriers(w, i, lane, op)) {
         drop(op);

@@ -321,29 +321,21 @@ int perform_tensor_out(Op *op) {
 
 /* ---- what the checks are told ------------------------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Granules of shared memory, in order; `inside`: only of units inside the tensor. Frees: the caller, `*memory`. */
 static chk_operand shared_side(const Cta *cta, const Box *b, bool inside, uint32_t **memory) {
     chk_operand o = {.kind = CHK_SHARED_SPAN, .cta = (uint32_t)cta->rank, .first = b->shared / 16,
                      .count = b->map.box_bytes / 16};
     *memory = NULL;
     if ((!inside || b->whole) && b->map.box_bytes % 128 == 0) return o;
-    uint32_t *g = *memory = malloc(sizeof *g * (b->map.box_bytes / b->unit + 1));
-    size_t n = 0, kept = 0;
+    GranuleSet set = {{0}};
     for (int64_t r = 0; r < num_rows(b); r++) {
         Row row = row_of(b, r);
         for (int64_t k = 0; k < b->count[0]; k++)
             if (!inside || (row.inside && k >= b->low[0] && k < b->high[0] && !b->empty))
-                g[n++] = swizzled(&b->map, row.shared + (uint32_t)k * b->unit) / 16;
+                add_granule(&set, swizzled(&b->map, row.shared + (uint32_t)k * b->unit) / 16);
     }
-    qsort(g, n, sizeof *g, compare);
-    for (size_t k = 0; k < n; k++)
-        if (!kept || g[kept - 1] != g[k]) g[kept++] = g[k];
-    o.kind = CHK_SHARED_UNITS, o.granules = g, o.count = kept;
+    *memory = malloc(sizeof **memory * (b->map.box_bytes / 16 + 1));
+    o.kind = CHK_SHARED_UNITS, o.granules = *memory, o.count = list_granules(&set, *memory);
     return o;
 }
 
@@ -402,7 +394,7 @@ static int load_to_all(Warp *w, const Ins *i, int lane, const Box *b, uint32_t b
 RULE(tensor_load) {
     int lane;
     Box b;
-    if (one_thread(w, opcode_text(w, i), &lane)) return FAULTED;
+    if (one_thread(w, i, &lane)) return FAULTED;
     Cta *cta = plan(w, i, lane, false, false, &b);
     if (!cta) return FAULTED;
     uint32_t barrier = lane32(w, i->o[2], lane) + (uint32_t)i->imm[1];

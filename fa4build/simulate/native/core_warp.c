@@ -8,8 +8,7 @@
 #define RULE(name) int op_##name(Warp *w, const Ins *i)
 #define D i->o[0]
 
-int require_converged(Warp *w, const char *what) {
-    if ((w->mask | w->exited) == FULL) return NEXT;
+int not_converged(Warp *w, const char *what) {
     return fault(w,
                  "%s needs all 32 lanes of warp %d, but only lanes %s execute it; "
                  "the others are elsewhere, so the hardware waits for ever or does something undefined",

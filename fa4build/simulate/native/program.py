@@ -73,7 +73,7 @@ def make_program(module: Module, entry: str, contract: bool) -> Program:
         function=function,
         blocks=blocks,
         contracted=contracted,
-        records=coder.records,
+        records=coder.records(),
         constants=np.frombuffer(bytes(coder.constants.data) or b"\0", np.uint8),
         lists=np.array(coder.lists or [0], np.int32),
         register_bytes=(coder.size + 127) // 128 * 128,
@@ -111,10 +111,8 @@ def _encode(coder: Coder, blocks: tuple[Block, ...]) -> None:
     skipped = set(coder.contracted.values())
     for index, ins in enumerate(function.instructions):
         coder.index = index
-        record = coder.records[index]
-        record["line"] = ins.line
         if ins.guard is not None:
-            record["guard"] = coder.slots[ins.guard.register] | ins.guard.negated
+            coder.guards[index] = coder.slots[ins.guard.register] | ins.guard.negated
         if ins.opcode in BRANCHES:
             coder.emit("branch", flags=ins.opcode == "bra.uni")
         elif ins.opcode in EXITS:
@@ -146,12 +144,11 @@ def _link(coder: Coder, blocks: tuple[Block, ...]) -> None:
     start = [*(block.start for block in blocks), len(code)]
     for number, block in enumerate(blocks):
         last = code[block.stop - 1]
-        record = coder.records[block.stop - 1]
         if last.opcode in BRANCHES:
-            record["target"] = last.operands[0].index
+            coder.targets[block.stop - 1] = last.operands[0].index
         elif last.opcode in EXITS:
-            record["target"] = len(code)
-        record["reconverge"] = start[parents[number]]
+            coder.targets[block.stop - 1] = len(code)
+        coder.meetings[block.stop - 1] = start[parents[number]]
 
 
 # --- places of registers ------------------------------------------------------------------------------------------
@@ -205,9 +202,8 @@ def _home_blocks(function: Function, blocks, reads, writes) -> list[int | None]:
         uses.append(used)
         defs.append(defined)
     live = live_in(blocks, uses, defs)
-    for number in range(len(blocks)):
-        entering = live[number]
-        for register in [r for r, where in home.items() if where == number and entering >> r & 1]:
+    for register, where in home.items():
+        if where is not None and live[where] >> register & 1:
             home[register] = None
     for ins in function.instructions:
         if ins.opcode.startswith("wgmma.mma_async"):

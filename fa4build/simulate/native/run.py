@@ -159,8 +159,7 @@ class _Job:
         self.records = program.records.copy()
         self.buffers = _buffers(memory)
         self.names = _shared_names(launch)
-        self.texts = _strings([ins.text for ins in program.function.instructions])
-        self.faults = _strings(list(program.texts))
+        self.texts, self.faults = _texts(program)
         function = program.function
         self.raw = _Launch(
             code=self.records.ctypes.data,
@@ -254,21 +253,20 @@ def _rcp_delta() -> np.ndarray:
     return delta
 
 
-_ALIGNED: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-
+@lru_cache(maxsize=8)
 def _aligned(program: Program) -> np.ndarray:
     """The constants at a multiple of 256 bytes, as vectors want them."""
-    known = _ALIGNED.get(id(program))
-    if known is None or known[0] is not program.constants:
-        room = np.zeros(len(program.constants) + 512, np.uint8)
-        start = -room.ctypes.data % 256
-        place = room[start : start + len(program.constants) + 256]
-        place[: len(program.constants)] = program.constants
-        if len(_ALIGNED) > 8:
-            _ALIGNED.clear()
-        known = _ALIGNED[id(program)] = (program.constants, place)
-    return known[1]
+    room = np.zeros(len(program.constants) + 512, np.uint8)
+    start = -room.ctypes.data % 256
+    place = room[start : start + len(program.constants) + 256]
+    place[: len(program.constants)] = program.constants
+    return place
+
+
+@lru_cache(maxsize=8)
+def _texts(program: Program) -> tuple:
+    """Texts of the instructions, and of the faults that lie in the code."""
+    return _strings([ins.text for ins in program.function.instructions]), _strings(list(program.texts))
 
 
 def _strings(texts: list[str]):
