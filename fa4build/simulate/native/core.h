@@ -61,7 +61,19 @@ typedef struct {
     int64_t start, size, stride;
 } SharedName;
 
-enum { SCHEDULE_EAGER = 0, SCHEDULE_LATE = 1, SCHEDULE_RANDOM = 2 };
+/* The order in which things happen; Order of orders.py. */
+typedef struct {
+    int32_t deferred;         /* asynchronous operations are not performed at issue */
+    int32_t pick;             /* PICK_*: whose turn it is among queues of operations */
+    int32_t warps;            /* WARPS_* */
+    int32_t longest_run;      /* a warp runs 1 to so many instructions; 0: until it waits */
+    int32_t drift_percent;    /* chance that an operation is performed behind a warp's run */
+    int32_t miss_percent;     /* chance that a barrier test fails although the phase is over */
+    uint32_t starved;         /* warps of each CTA that run only when no other can */
+    int32_t reversed_clusters; /* the last cluster of the grid starts first */
+} Order;
+enum { PICK_NEWEST = 0, PICK_OLDEST, PICK_ANY };
+enum { WARPS_FORWARD = 0, WARPS_BACKWARD, WARPS_SHUFFLED };
 
 /* Everything a run needs; LAUNCH of run.py. */
 typedef struct {
@@ -90,7 +102,7 @@ typedef struct {
     int32_t grid[3], block[3], cluster[3];
     int32_t smem;
     int32_t registers; /* -1: budgets are not checked */
-    int32_t schedule;
+    Order order;
     uint64_t seed;
     int32_t concurrent_clusters;
     int32_t checks;
@@ -323,7 +335,7 @@ struct Queue {
 };
 
 typedef struct {
-    int32_t schedule;
+    const Order *order;
     uint64_t random;
     Queue *oldest, *newest;
     int32_t num_queues;

@@ -166,7 +166,7 @@ static void remove_queue(Engine *e, Queue *q) {
 /* Accepts an operation and the caller's reference to it; eager, it is performed at once. */
 int submit(Engine *e, Op *op, uint64_t key) {
     Queue *q = queue_of(e, key);
-    if (e->schedule == SCHEDULE_EAGER && !q) {
+    if (!e->order->deferred && !q) {
         int status = NEXT;
         while (!is_done(op) && !status) status = step_op(op);
         drop(op);
@@ -180,13 +180,13 @@ int submit(Engine *e, Op *op, uint64_t key) {
 }
 
 static Queue *chosen_queue(Engine *e) {
-    if (e->schedule != SCHEDULE_RANDOM) return e->newest;
+    if (e->order->pick != PICK_ANY) return e->order->pick == PICK_NEWEST ? e->newest : e->oldest;
     Queue *q = e->oldest;
     for (uint64_t k = next_random(&e->random) % (uint64_t)e->num_queues; k; k--) q = q->after;
     return q;
 }
 
-/* Performs one stage of one pending operation. `late` takes the newest queue first. */
+/* Performs one stage of one pending operation. */
 int advance(Engine *e, bool *did) {
     *did = e->num_queues > 0;
     if (!*did) return NEXT;
@@ -202,10 +202,10 @@ int advance(Engine *e, bool *did) {
     return status;
 }
 
-/* In the random schedule: now and then performs something while warps are running. */
+/* Now and then performs something while warps are running. */
 int drift(Engine *e) {
     bool did;
-    while (e->schedule == SCHEDULE_RANDOM && e->num_queues && chance(&e->random, 40))
+    while (e->num_queues && e->order->drift_percent && chance(&e->random, (uint32_t)e->order->drift_percent))
         if (advance(e, &did)) return FAULTED;
     return NEXT;
 }
@@ -241,7 +241,7 @@ bool ops_over(const Wait *wait) {
 }
 
 int finish_ops(Warp *w, const Wait *wait) {
-    if (wait->named == 3 && w->cta->cluster->engine.schedule != SCHEDULE_EAGER &&
+    if (wait->named == 3 && w->run->launch->order.deferred &&
         deliver_wgmma(w, wait->ops, wait->num_ops))
         return FAULTED;
     wait_over(w, wait->ops, wait->num_ops);
@@ -431,7 +431,7 @@ static int submit_load(Warp *w, Op *op, Cta *cta, Mbarrier *b, uint32_t offset, 
                        const chk_operand *reads, size_t num_reads) {
     op->cta = cta, op->offset = offset, op->size = size, op->barrier[0] = b;
     Engine *engine = &cta->cluster->engine;
-    if (engine->schedule != SCHEDULE_EAGER && op->kind != OP_BYTES) memset(cta->shared + offset, POISON, size);
+    if (engine->order->deferred && op->kind != OP_BYTES) memset(cta->shared + offset, POISON, size);
     chk_operand to = span(cta, offset, size);
     mbarrier_source(b, w, op->line);
     observe_issue(w, op, CHK_MBARRIER, b, reads, num_reads, &to, 1);
@@ -574,7 +574,7 @@ RULE(st_async) {
             uint64_t value = lane_any(w, list[k], (int)l);
             memcpy(op->staged + k * i->size, &value, i->size);
         }
-        if (cta->cluster->engine.schedule != SCHEDULE_EAGER) memset(cta->shared + offset, POISON, size);
+        if (w->run->launch->order.deferred) memset(cta->shared + offset, POISON, size);
         if (submit_load(w, op, cta, b, offset, size, NULL, 0)) return FAULTED;
     }
     return NEXT;

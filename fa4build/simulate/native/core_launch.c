@@ -14,7 +14,9 @@ int run_tracked(Warp *w, const Ins *i);
 bool take_origin(Run *run, int32_t origin[3]) {
     if (run->next_origin == run->num_origins) return false;
     const Launch *l = run->launch;
-    int64_t n = run->next_origin++, across = l->grid[0] / l->cluster[0], down = l->grid[1] / l->cluster[1];
+    int64_t n = run->next_origin++;
+    if (l->order.reversed_clusters) n = run->num_origins - 1 - n;
+    int64_t across = l->grid[0] / l->cluster[0], down = l->grid[1] / l->cluster[1];
     origin[0] = (int32_t)(n % across) * l->cluster[0];
     origin[1] = (int32_t)(n / across % down) * l->cluster[1];
     origin[2] = (int32_t)(n / (across * down)) * l->cluster[2];
@@ -148,7 +150,7 @@ static Cluster *start_cluster(Run *run, int index, const int32_t origin[3]) {
     Cluster *cluster = calloc(1, sizeof *cluster);
     cluster->run = run, cluster->index = index;
     cluster->num_ctas = l->cluster[0] * l->cluster[1] * l->cluster[2];
-    cluster->engine = (Engine){.schedule = l->schedule, .random = (l->seed + (uint64_t)index) * 0x9E3779B97F4A7C15ull};
+    cluster->engine = (Engine){.order = &l->order, .random = (l->seed + (uint64_t)index) * 0x9E3779B97F4A7C15ull};
     cluster->ctas = calloc((size_t)cluster->num_ctas, sizeof *cluster->ctas);
     for (int k = 0; k < cluster->num_ctas; k++) start_cta(cluster->ctas + k, cluster, k, origin);
     if (run->checks)

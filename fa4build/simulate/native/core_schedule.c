@@ -6,7 +6,10 @@
 
 #define NO_QUANTUM ((int64_t)1 << 30)
 
-bool may_miss(Run *run) { return run->launch->schedule == SCHEDULE_RANDOM && chance(&run->random, 30); }
+bool may_miss(Run *run) {
+    int percent = run->launch->order.miss_percent;
+    return percent && chance(&run->random, (uint32_t)percent);
+}
 
 /* Live warps in the order in which a round asks them. */
 static int live_warps(Run *run, Warp **order) {
@@ -26,14 +29,15 @@ static void swap_warps(Warp **order, int a, int b) {
 }
 
 static void arrange(Run *run, Warp **order, int n) {
-    if (run->launch->schedule == SCHEDULE_LATE)
+    if (run->launch->order.warps == WARPS_BACKWARD)
         for (int k = 0; k < n / 2; k++) swap_warps(order, k, n - 1 - k);
-    if (run->launch->schedule == SCHEDULE_RANDOM)
+    if (run->launch->order.warps == WARPS_SHUFFLED)
         for (int k = n - 1; k > 0; k--) swap_warps(order, k, (int)(next_random(&run->random) % (uint64_t)(k + 1)));
 }
 
 static int64_t quantum_of(Run *run) {
-    return run->launch->schedule == SCHEDULE_RANDOM ? 1 + (int64_t)(next_random(&run->random) % 299) : NO_QUANTUM;
+    int longest = run->launch->order.longest_run;
+    return longest ? 1 + (int64_t)(next_random(&run->random) % (uint64_t)longest) : NO_QUANTUM;
 }
 
 static int run_one(Run *run, Warp *w) {
@@ -49,14 +53,14 @@ static int run_one(Run *run, Warp *w) {
     return status == FAULTED ? FAULTED : NEXT;
 }
 
-/* Every live warp that can go on does, once. */
-static int one_round(Run *run, Warp **order, int n, bool *progress) {
-    *progress = false;
-    arrange(run, order, n);
+static bool is_starved(const Run *run, const Warp *w) { return run->launch->order.starved >> w->index & 1; }
+
+/* Every live warp of those that are starved, or of the others, that can go on does, once. */
+static int one_round(Run *run, Warp **order, int n, bool starved, bool *progress) {
     for (int k = 0; k < n; k++) {
         Warp *w = order[k];
         int status = NEXT;
-        if (w->dead) continue;
+        if (w->dead || is_starved(run, w) != starved) continue;
         if (w->blocked) {
             bool ready = wait_ready(w, &status);
             if (status) return FAULTED;
@@ -86,7 +90,10 @@ static int run_rounds(Run *run, Warp **order) {
         bool progress, any;
         int n = live_warps(run, order);
         if (!n) return NEXT;
-        if (one_round(run, order, n, &progress)) return FAULTED;
+        progress = false;
+        arrange(run, order, n);
+        if (one_round(run, order, n, false, &progress)) return FAULTED;
+        if (!progress && run->launch->order.starved && one_round(run, order, n, true, &progress)) return FAULTED;
         if (progress) continue;
         if (advance_all(run, &any)) return FAULTED;
         if (any) continue;

@@ -362,7 +362,7 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
     Box *b = op->more = malloc(sizeof *b);
     *b = *plan;
     op->cta = cta, op->barrier[0] = barrier;
-    if (w->run->launch->schedule != SCHEDULE_EAGER) poison_box(b, cta->shared);
+    if (w->run->launch->order.deferred) poison_box(b, cta->shared);
     if (find_side(w, b, false)) {
         drop(op);
         return FAULTED;

@@ -195,7 +195,7 @@ static int multiply(Warp *w, const Ins *i) {
         return FAULTED;
     }
     observe(w, op, p);
-    return w->run->launch->schedule == SCHEDULE_EAGER ? compute_now(w, op, p) : start_late(w, op, p);
+    return w->run->launch->order.deferred ? start_late(w, op, p) : compute_now(w, op, p);
 }
 
 /* ---- R8: a fence comes first, and no register of the product is written behind it -------------------------------- */

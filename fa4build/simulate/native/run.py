@@ -11,11 +11,11 @@ from fa4build.errors import SimulationError
 from fa4build.simulate import lg2_unit, mufu, tensor_map
 from fa4build.simulate.checks.findings import LIMIT, Findings
 from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
-from fa4build.simulate.engine import SCHEDULES
 from fa4build.simulate.global_memory import GlobalMemory
 from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
 from fa4build.simulate.native.build import library
 from fa4build.simulate.native.found import tell_found
+from fa4build.simulate.native.orders import FIELDS, ORDERS, Order
 from fa4build.simulate.native.program import Program, program_for
 
 _POINTER = ctypes.c_void_p
@@ -46,6 +46,10 @@ class _SharedName(ctypes.Structure):
 
 class _Tables(ctypes.Structure):
     _fields_ = [("ex2", _POINTER), ("rcp_delta", _POINTER), ("squares", _POINTER)]
+
+
+class _Order(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32 if name == "starved" else ctypes.c_int32) for name in FIELDS]
 
 
 _THREE = ctypes.c_int32 * 3
@@ -83,7 +87,7 @@ class _Launch(ctypes.Structure):
         ("cluster", _THREE),
         ("smem", ctypes.c_int32),
         ("registers", ctypes.c_int32),
-        ("schedule", ctypes.c_int32),
+        ("order", _Order),
         ("seed", ctypes.c_uint64),
         ("concurrent_clusters", ctypes.c_int32),
         ("checks", ctypes.c_int32),
@@ -115,24 +119,26 @@ def run_launch(
     *,
     checks: bool = False,
     allowed: tuple[str, ...] = (),
-    schedule: str = "eager",
+    schedule: str | Order = "eager",
     seed: int = 0,
     contract: bool = True,
     concurrent_clusters: int = 1,
 ) -> RunReport:
     """Executes a kernel. Arguments, errors and results as `simulate.launch.run_launch`.
 
+    Args: schedule: also any name of `ORDERS`, or an `Order`.
     Raises: SimulationError.
     """
-    if schedule not in SCHEDULES:
-        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}")
+    order = schedule if isinstance(schedule, Order) else ORDERS.get(schedule)
+    if order is None:
+        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}")
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
     memory.begin_launch()
     findings = Findings(launch.kernel, program.function.instructions, allowed)
     if checks:
         _report_undefined(program, findings)
-    job = _Job(program, launch, memory, checks=checks, schedule=schedule, seed=seed, clusters=concurrent_clusters)
+    job = _Job(program, launch, memory, checks=checks, order=order, seed=seed, clusters=concurrent_clusters)
     job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
     return job.run(findings)
 
@@ -152,7 +158,7 @@ def _report_undefined(program: Program, findings: Findings) -> None:
 class _Job:
     """One call of the library, with everything that it points to."""
 
-    def __init__(self, program: Program, launch: SimLaunch, memory: GlobalMemory, *, checks, schedule, seed, clusters):
+    def __init__(self, program: Program, launch: SimLaunch, memory: GlobalMemory, *, checks, order, seed, clusters):
         self.program, self.launch, self.memory, self.checks = program, launch, memory, checks
         self.bad_map: SimulationError | None = None
         self.map_check = _MAP_CHECK(self._map_is_legal)
@@ -190,7 +196,7 @@ class _Job:
             cluster=_THREE(*launch.cluster),
             smem=launch.smem,
             registers=-1 if launch.registers is None else launch.registers,
-            schedule=SCHEDULES.index(schedule),
+            order=_Order(*(getattr(order, name) for name in FIELDS)),
             seed=seed & (1 << 64) - 1,
             concurrent_clusters=concurrent_or_one(clusters),
             checks=int(checks),

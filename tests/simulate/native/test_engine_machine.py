@@ -10,8 +10,9 @@ import pytest
 from fa4build.errors import SimulationError
 from fa4build.simulate import SimLaunch
 from fa4build.simulate.engine import SCHEDULES
+from fa4build.simulate.native.orders import BACKWARD, ORDERS, Order, starving
 from fa4build.simulate.native.run import run_launch
-from tests.simulate.native.engine_pair import Values, assert_equal, both, without_places
+from tests.simulate.native.engine_pair import Values, assert_equal, both, run_in, without_places
 from tests.simulate.ptx_snippets import result, text_of
 
 WINDOW = "mov.u32 %r12, smem; shl.b32 %r13, %r0, 4; add.s32 %r13, %r13, %r12;"
@@ -175,6 +176,38 @@ def test_clusters_exchange_words(monkeypatch):
             body, grid=4, cluster=2, schedule=schedule, concurrent_clusters=2, checks=True, monkeypatch=monkeypatch
         )
         assert outcome.error == ""
+
+
+TICKETS = f"atom.global.add.u32 %r9, [%rd2], 1; {result(0, '%r9')}"
+
+
+def test_orders_are_data_and_change_who_comes_first(monkeypatch):
+    """Warps forward and backward, one starved, clusters in reverse: tickets of an atomic show the order."""
+
+    def firsts(order: Order, **options) -> list[int]:
+        outcome = run_in(
+            "native", TICKETS, data=np.zeros(1, np.uint32), schedule=order, monkeypatch=monkeypatch, **options
+        )
+        return outcome.words[::32, 0].tolist()
+
+    assert firsts(Order(), threads=96) == [0, 32, 64]
+    assert firsts(Order(warps=BACKWARD), threads=96) == [64, 32, 0]
+    assert firsts(starving(range(1)), threads=96) == [64, 0, 32]
+    assert firsts(Order(reversed_clusters=True), grid=3) == [64, 32, 0]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("copy", COPIES)
+def test_every_order_gives_the_same_bytes(name, copy, monkeypatch):
+    """With checks."""
+    data = np.arange(256, dtype=np.uint32)
+    options = {"words": 2, "data": data, "checks": True, "monkeypatch": monkeypatch}
+
+    plain, other = (run_in("native", COPIES[copy], schedule=s, **options) for s in ("eager", name))
+
+    assert plain.error == other.error == ""
+    assert plain.words.tolist() == other.words.tolist()
+    assert plain.data.tolist() == other.data.tolist()
 
 
 def test_a_launch_that_does_not_fit_its_ptx_is_refused(monkeypatch):
