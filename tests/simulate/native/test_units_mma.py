@@ -65,7 +65,9 @@ def mma(a, b, c, kind: str, b_kind: str | None = None, rows: np.ndarray | None =
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize(("m", "n", "steps"), [(64, 8, 1), (64, 256, 1), (64, 128, 4), (128, 64, 2), (256, 256, 1), (3, 41, 2)])
+@pytest.mark.parametrize(
+    ("m", "n", "steps"), [(64, 8, 1), (64, 256, 1), (64, 128, 4), (128, 64, 2), (256, 256, 1), (3, 41, 2)]
+)
 def test_shapes_of_instructions_and_odd_ones(kind, m, n, steps):
     """Ordinary values, accumulated and not."""
     rng = np.random.default_rng(m * n)

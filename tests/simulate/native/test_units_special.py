@@ -29,7 +29,9 @@ def whole_numbers() -> np.ndarray:
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_functions_equal_python(name):
     """Every kind of input."""
-    a = np.concatenate([inputs(), whole_numbers(), random_f32(1 << 12, 22) & np.uint32(0x3FFFFFFF) | np.uint32(0x80000000)])
+    a = np.concatenate(
+        [inputs(), whole_numbers(), random_f32(1 << 12, 22) & np.uint32(0x3FFFFFFF) | np.uint32(0x80000000)]
+    )
     same(lanes(f"{name}_lanes", a, table=True), MEASURED[name](a), a)
 
 
@@ -44,7 +46,12 @@ def test_an_octave_is_right_at_every_eleventh_mantissa(name, first):
 @pytest.mark.parametrize("ftz", [False, True])
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("rsqrt", mufu.rsqrt_approx), ("sqrt_approx", mufu.sqrt_approx), ("sin", mufu.sin_approx), ("cos", mufu.cos_approx)],
+    [
+        ("rsqrt", mufu.rsqrt_approx),
+        ("sqrt_approx", mufu.sqrt_approx),
+        ("sin", mufu.sin_approx),
+        ("cos", mufu.cos_approx),
+    ],
 )
 def test_correctly_rounded_functions_equal_python(name, function, ftz):
     """With and without ftz."""
@@ -86,4 +93,8 @@ def test_results_near_a_tie_are_rounded_by_more_bits(name, function, exact):
         best = [min((np.nextafter(n, np.float32(-9)), n, np.nextafter(n, np.float32(9))), key=lambda f: abs(mpmath.mpf(float(f)) - w))
                 for n, w in zip(nearest, wide, strict=True)]  # fmt: skip
     args = () if name == "tanh" else (0,)
-    same(lanes(f"{name}_lanes", a.view(np.uint32), args=args), np.array(best, np.float32).view(np.uint32), a.view(np.uint32))
+    same(
+        lanes(f"{name}_lanes", a.view(np.uint32), args=args),
+        np.array(best, np.float32).view(np.uint32),
+        a.view(np.uint32),
+    )

@@ -22,8 +22,8 @@ LANES = 32
 ALL = 0xFFFFFFFF
 ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3}
 SAFETY = (
-    "-std=c11", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror",
+    "-std=c11", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-fsanitize=undefined", "-fno-sanitize-recover=all",
+    "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
 
 
@@ -84,7 +84,9 @@ def _padded(values, dtype) -> np.ndarray:
     return np.concatenate([values, np.zeros(-len(values) % LANES, dtype)])
 
 
-def lanes(name: str, *sources, args: tuple[int, ...] = (), table: bool = False, mask: int = ALL, old=None) -> np.ndarray:
+def lanes(
+    name: str, *sources, args: tuple[int, ...] = (), table: bool = False, mask: int = ALL, old=None
+) -> np.ndarray:
     """`units_<name>` over arrays of words (u64 for `_pairs`), 32 at a time; lanes outside `mask` keep `old`."""
     dtype = np.uint64 if name.endswith("_pairs") else np.uint32
     count = np.size(sources[0])
