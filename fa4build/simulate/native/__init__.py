@@ -1,1 +1,1 @@
-"""A native engine for the simulator: the same machine as the Python one, as compiled C. See README.md in this folder."""
+"""A native engine for the simulator: the same machine as the Python one, as compiled C."""

@@ -1,7 +1,7 @@
 """Contract: conversions of the native units give the bits of float_formats.py and moves.py.
 
-Widening is checked for every code; narrowing for nasty and random patterns, and for every value on or beside a tie of the
-target format. Packed forms put their first source in the upper half.
+Widening is checked for every code; narrowing for nasty and random patterns, and for values on and beside the ties of
+the target format. Packed forms put their first source in the upper half.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Contract: f32 arithmetic of the native units gives the bits of float_formats.py.
 
-Every rounding, with and without ftz, for one value, for lanes and for packed pairs; NaN canonical; lanes outside the mask
-keep what they hold. Inputs are all pairs of some 240 nasty patterns, and random ones.
+Every rounding, with and without ftz, for one value, for lanes and for packed pairs; NaN canonical; lanes outside the
+mask keep what they hold. Inputs are all pairs of some 240 nasty patterns, and random ones.
 """
 
 import ctypes

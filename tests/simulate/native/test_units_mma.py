@@ -28,8 +28,8 @@ def operand(rng, kind: str, shape: tuple[int, int], content: str) -> np.ndarray:
     top = (1 << exponent_bits) - 1
     bias = top >> 1
     low, high = {
-        "normal": (bias - 2, bias + 2), "wide": (1, top - 1), "any": (0, top), "tiny": (0, 2), "small": (bias // 2 - 3, bias // 2 + 3),
-        "huge": (top - 3, top - 1), "sparse": (bias - 3, bias + 3),
+        "normal": (bias - 2, bias + 2), "wide": (1, top - 1), "any": (0, top), "tiny": (0, 2),
+        "small": (bias // 2 - 3, bias // 2 + 3), "huge": (top - 3, top - 1), "sparse": (bias - 3, bias + 3),
     }[content]  # fmt: skip
     exponent = rng.integers(low, high + 1, shape, dtype=np.uint64)
     mantissa = rng.integers(0, 1 << mantissa_bits, shape, dtype=np.uint64)
@@ -58,7 +58,8 @@ def mma(a, b, c, kind: str, b_kind: str | None = None, rows: np.ndarray | None =
     mask = None if rows is None else ctypes.c_void_p(rows.ctypes.data)
     status = library().units_mma(
         m, n, k, TYPES.index(kind), ctypes.c_void_p(a.ctypes.data), TYPES.index(b_kind or kind),
-        ctypes.c_void_p(b.ctypes.data), ctypes.c_void_p(d.ctypes.data), ctypes.c_ssize_t(stride), int(c is not None), mask,
+        ctypes.c_void_p(b.ctypes.data), ctypes.c_void_p(d.ctypes.data), ctypes.c_ssize_t(stride), int(c is not None),
+        mask,
     )  # fmt: skip
     assert status == 0
     return d
