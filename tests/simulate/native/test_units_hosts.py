@@ -72,5 +72,5 @@ def test_float64_and_113_bits_decide_alike():
 
 
 def test_the_driver_is_free_of_undefined_behaviour():
-    """Bounds of arrays, shifts, conversions, alignment: any report ends the program."""
+    """Bounds of arrays, shifts, conversions, alignment: anything of that kind ends the program."""
     assert digests(SAFETY) == reference()

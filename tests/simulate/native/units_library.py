@@ -23,7 +23,7 @@ ALL = 0xFFFFFFFF
 ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3}
 SAFETY = (
     "-std=c11", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-fsanitize=undefined",
-    "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror",
+    "-fsanitize-trap=undefined", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
 
 
