@@ -141,7 +141,6 @@ static uint32_t sum_in_f64(const Row *a, const Staged *b, int column, uint32_t c
     double scale = power_of_two(FRACTION_BITS - largest), total = cut((double)as_f32(c) * scale);
     for (int i = 0; i < a->step; i++) total += cut((double)a->values[i] * (double)b->values[i][column] * scale);
     double value = total * power_of_two(largest - FRACTION_BITS);
-    if (value == 0) return 0;
     if (value >= 0x1p128 || value <= -0x1p128) return value < 0 ? 0xFF800000u : INFINITY_F32;
     return round_f64(value, UNITS_RZ);
 }
