@@ -29,7 +29,7 @@ ALWAYS_INLINE uint32_t mul(uint32_t a, uint32_t b, int rounding, int ftz) {
 }
 
 /* The product of two f32 is exact in float64. */
-ALWAYS_INLINE uint32_t fma(uint32_t a, uint32_t b, uint32_t c, int rounding, int ftz) {
+ALWAYS_INLINE uint32_t fused(uint32_t a, uint32_t b, uint32_t c, int rounding, int ftz) {
     a = flushed(a, ftz), b = flushed(b, ftz), c = flushed(c, ftz);
 #if defined(__FMA__) || defined(__aarch64__)
     if (rounding == UNITS_RN) return flushed(canonical(bits_f32(__builtin_fmaf(as_f32(a), as_f32(b), as_f32(c)))), ftz);
@@ -68,7 +68,7 @@ ALWAYS_INLINE uint32_t choose(uint32_t a, uint32_t b, int larger, int propagate_
 uint32_t units_add_f32(uint32_t a, uint32_t b, int rounding, int ftz) { BY_ROUNDING(add, a, b) }
 uint32_t units_sub_f32(uint32_t a, uint32_t b, int rounding, int ftz) { BY_ROUNDING(sub, a, b) }
 uint32_t units_mul_f32(uint32_t a, uint32_t b, int rounding, int ftz) { BY_ROUNDING(mul, a, b) }
-uint32_t units_fma_f32(uint32_t a, uint32_t b, uint32_t c, int rounding, int ftz) { BY_ROUNDING(fma, a, b, c) }
+uint32_t units_fma_f32(uint32_t a, uint32_t b, uint32_t c, int rounding, int ftz) { BY_ROUNDING(fused, a, b, c) }
 uint32_t units_div_f32(uint32_t a, uint32_t b, int ftz) { return div(a, b, ftz); }
 uint32_t units_sqrt_f32(uint32_t a, int ftz) { return root(a, ftz); }
 uint32_t units_max_f32(uint32_t a, uint32_t b, int propagate_nan, int ftz) { return choose(a, b, 1, propagate_nan, ftz); }
@@ -110,7 +110,7 @@ uint32_t units_min_f32(uint32_t a, uint32_t b, int propagate_nan, int ftz) { ret
 #define add_at(round, flush) add(a[l], b[l], round, flush)
 #define sub_at(round, flush) sub(a[l], b[l], round, flush)
 #define mul_at(round, flush) mul(a[l], b[l], round, flush)
-#define fma_at(round, flush) fma(a[l], b[l], c[l], round, flush)
+#define fma_at(round, flush) fused(a[l], b[l], c[l], round, flush)
 BINARY(add)
 BINARY(sub)
 BINARY(mul)
@@ -132,7 +132,7 @@ void units_fma_f32_pairs(uint64_t *d, const uint64_t *a64, const uint64_t *b64, 
 
 void units_fma_f32_bf16_lanes(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c, uint32_t mask) {
     uint32_t r[UNITS_LANES];
-    EACH(UNITS_LANES, r[l] = fma(a[l] << 16, b[l] << 16, c[l], UNITS_RN, 0))
+    EACH(UNITS_LANES, r[l] = fused(a[l] << 16, b[l] << 16, c[l], UNITS_RN, 0))
     keep_lanes(d, r, mask);
 }
 

@@ -81,9 +81,8 @@ ALWAYS_INLINE void keep_pairs(uint64_t *d, const uint32_t *r, uint32_t mask) {
         if (mask >> l & 1) memcpy(d + l, r + 2 * l, 8);
 }
 
-/* A function of 32 lanes from one of a lane; `expression` uses x, y, z (bits of the sources at that lane). */
+/* Statements for each lane `l`; straight-line code, so that compilers make vectors of it. */
 #define EACH(count, ...)                                \
-    _Pragma("clang loop vectorize(enable)")             \
     for (int l = 0; l < (count); l++) {                 \
         __VA_ARGS__;                                    \
     }

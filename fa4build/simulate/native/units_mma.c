@@ -141,7 +141,6 @@ static uint32_t sum_in_f64(const Row *a, const Staged *b, int column, uint32_t c
     double scale = power_of_two(FRACTION_BITS - largest), total = cut((double)as_f32(c) * scale);
     for (int i = 0; i < a->step; i++) total += cut((double)a->values[i] * (double)b->values[i][column] * scale);
     double value = total * power_of_two(largest - FRACTION_BITS);
-    if (value == 0) return 0;
     if (value >= 0x1p128 || value <= -0x1p128) return value < 0 ? 0xFF800000u : INFINITY_F32;
     return round_f64(value, UNITS_RZ);
 }
@@ -163,12 +162,12 @@ ALWAYS_INLINE u32v cut_to_f32(f64v total, s32v largest) {
 }
 
 /* 16 columns in f32: exact, see `_sum_in_f32` of tensor_core.py. At most 16 products lie in one int32. */
-ALWAYS_INLINE u32v sum_in_f32(const Row *a, const Staged *b, int column, u32v c, s32v largest) {
+ALWAYS_INLINE u32v sum_in_f32(const Row *a, const Staged *b, int step, int column, u32v c, s32v largest) {
     f32v scale = (f32v)((FRACTION_BITS + 127) - largest << 23);
     f64v total = CONVERT(CONVERT((f32v)c * scale, s32v), f64v);
-    for (int first = 0; first < a->step; first += 16) {
+    for (int first = 0; first < step; first += 16) {
         s32v part = 0;
-        int end = first + 16 < a->step ? first + 16 : a->step;
+        int end = first + 16 < step ? first + 16 : step;
         for (int i = first; i < end; i++) {
             f32v product = a->values[i] * *(const f32v *)&b->values[i][column];
             part += CONVERT(product * scale, s32v);
@@ -178,11 +177,11 @@ ALWAYS_INLINE u32v sum_in_f32(const Row *a, const Staged *b, int column, u32v c,
     return cut_to_f32(total, largest);
 }
 
-ALWAYS_INLINE s16w largest_exponents(const Row *a, const Staged *b, int column, const uint32_t *c) {
+ALWAYS_INLINE s16w largest_exponents(const Row *a, const Staged *b, int step, int column, const uint32_t *c) {
     s16v low = CONVERT(exponents_v(*(const u32v *)c), s16v), high = CONVERT(exponents_v(*(const u32v *)(c + 16)), s16v);
     s16w largest = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
                                            20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < a->step; i++)
+    for (int i = 0; i < step; i++)
         largest = __builtin_elementwise_max(largest, *(const s16w *)&b->exponents[i][column] + a->exponents[i]);
     return largest;
 }
@@ -195,8 +194,8 @@ ALWAYS_INLINE int fits_f32(s16w largest, int lowest) {
 }
 
 /* c: 32 finite f32 bits, aligned; replaced by the step's result. */
-ALWAYS_INLINE void step_block(const Row *a, const Staged *b, int column, uint32_t *c) {
-    s16w largest = largest_exponents(a, b, column, c);
+ALWAYS_INLINE void step_block(const Row *a, const Staged *b, int step, int column, uint32_t *c) {
+    s16w largest = largest_exponents(a, b, step, column, c);
     if (!fits_f32(largest, a->lowest + b->lowest)) {
         for (int j = 0; j < BLOCK; j++) c[j] = sum_in_f64(a, b, column + j, c[j]);
         return;
@@ -205,7 +204,7 @@ ALWAYS_INLINE void step_block(const Row *a, const Staged *b, int column, uint32_
         s16v part = half ? __builtin_shufflevector(largest, largest, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31)
                          : __builtin_shufflevector(largest, largest, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         s32v e = __builtin_elementwise_max(CONVERT(part, s32v), (s32v)(-98));
-        u32v r = sum_in_f32(a, b, column + half, *(const u32v *)(c + half), e);
+        u32v r = sum_in_f32(a, b, step, column + half, *(const u32v *)(c + half), e);
         *(u32v *)(c + half) = r;
     }
 }
@@ -232,8 +231,8 @@ typedef struct {
 } Step;
 
 /* One row of D, `count` columns from `column`. */
-ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, const uint8_t *a_bits, int column, int count,
-                             uint32_t *d) {
+ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, int step, const uint8_t *a_bits, int column,
+                             int count, uint32_t *d) {
     uint32_t c[BLOCK] __attribute__((aligned(128))) = {0}, before[BLOCK] = {0};
     if (s->accumulate) memcpy(c, d, 4 * (size_t)count);
     int odd = a->odd | b->odd;
@@ -242,7 +241,7 @@ ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, const
         memcpy(before, c, sizeof c);
         for (int j = 0; j < BLOCK; j++) c[j] = is_finite(c[j]) ? c[j] : 0;
     }
-    step_block(a, b, column, c);
+    step_block(a, b, step, column, c);
     if (odd)
         for (int j = 0; j < count; j++)
             c[j] = with_non_finite(s->step, s->a_type, a_bits, s->b_type, s->b + (size_t)(column + j) * s->row_bytes,
@@ -250,16 +249,18 @@ ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, const
     memcpy(d, c, 4 * (size_t)count);
 }
 
-static void step_rows(const Step *s, const Staged *b, int m, uint32_t *d, ptrdiff_t d_stride, units_rows rows) {
-    Row a = {.step = s->step};
+/* `step` is a constant wherever this is called, so that loops over K are unrolled. */
+ALWAYS_INLINE void step_rows(const Step *s, const Staged *b, int step, int m, uint32_t *d, ptrdiff_t d_stride,
+                             units_rows rows) {
+    Row a = {.step = step};
     for (int i = 0; i < m; i++, d += d_stride) {
         if (rows && !(rows[i / 32] >> (i % 32) & 1)) continue;
         const uint8_t *bits = s->a + (size_t)i * s->row_bytes;
         a.lowest = 1000;
-        a.odd = spread_any(s->a_type, bits, 0, 1, s->step, a.values, a.exponents, &a.lowest);
+        a.odd = spread_any(s->a_type, bits, 0, 1, step, a.values, a.exponents, &a.lowest);
         int column = 0;
-        for (; column + BLOCK <= s->n; column += BLOCK) row_block(s, &a, b, bits, column, BLOCK, d + column);
-        if (column < s->n) row_block(s, &a, b, bits, column, s->n - column, d + column);
+        for (; column + BLOCK <= s->n; column += BLOCK) row_block(s, &a, b, step, bits, column, BLOCK, d + column);
+        if (column < s->n) row_block(s, &a, b, step, bits, column, s->n - column, d + column);
     }
 }
 
@@ -273,7 +274,9 @@ int units_mma(int m, int n, int k, units_type a_type, const void *a, units_type 
         s.a = (const uint8_t *)a + (size_t)(first * size), s.b = (const uint8_t *)b + (size_t)(first * size);
         s.accumulate = accumulate || first > 0;
         stage(&staged, b_type, s.b, s.row_bytes, n);
-        step_rows(&s, &staged, m, d, d_stride, rows);
+        if (step == 16) step_rows(&s, &staged, 16, m, d, d_stride, rows);
+        else if (step == 8) step_rows(&s, &staged, 8, m, d, d_stride, rows);
+        else step_rows(&s, &staged, 32, m, d, d_stride, rows);
     }
     return 0;
 }

@@ -14,32 +14,37 @@ ALWAYS_INLINE int32_t ex2_index(uint32_t a) {
     return (fixed ^ negative) - (negative & ((fixed & 0x7FFFFF) == 0 ? -1 : 0));
 }
 
-ALWAYS_INLINE uint32_t ex2_ftz(const int32_t *table, uint32_t a) {
-    int32_t index = ex2_index(a), octave = index >> 23;
+/* `mantissa`: the table's entry at the index. */
+ALWAYS_INLINE uint32_t ex2_from(uint32_t a, int32_t index, int32_t mantissa) {
+    int32_t octave = index >> 23;
     octave = (octave < -127 ? -127 : octave > 128 ? 128 : octave) - 1;
-    int32_t r = table[index & 0x7FFFFF] + octave * (1 << 23);
+    int32_t r = mantissa + octave * (1 << 23);
     r = r > (int32_t)INFINITY_F32 ? (int32_t)INFINITY_F32 : r;
     r = r < (int32_t)MIN_NORMAL_F32 ? 0 : r;
     return is_nan_f32(a) ? UNITS_NAN_F32 : (uint32_t)r;
 }
 
-/* For x < -126 the square of ex2(x / 2): what ptxas makes of it. */
-ALWAYS_INLINE uint32_t ex2(const int32_t *table, uint32_t a) {
-    int small = as_f32(a) < -126.0f;
-    uint32_t r = ex2_ftz(table, small ? bits_f32(as_f32(a) * 0.5f) : a);
-    return small ? bits_f32(as_f32(r) * as_f32(r)) : r;
+/* The look-ups stand alone: vectors before and behind them. */
+ALWAYS_INLINE void ex2_ftz(const int32_t *table, const uint32_t *a, uint32_t *r) {
+    int32_t index[UNITS_LANES], mantissa[UNITS_LANES];
+    EACH(UNITS_LANES, index[l] = ex2_index(a[l]))
+    EACH(UNITS_LANES, mantissa[l] = table[index[l] & 0x7FFFFF])
+    EACH(UNITS_LANES, r[l] = ex2_from(a[l], index[l], mantissa[l]))
 }
 
 void units_ex2_ftz_lanes(const units_tables *t, uint32_t *d, const uint32_t *a, uint32_t mask) {
     uint32_t r[UNITS_LANES];
-    const int32_t *table = t->ex2;
-    EACH(UNITS_LANES, r[l] = ex2_ftz(table, a[l]))
+    ex2_ftz(t->ex2, a, r);
     keep_lanes(d, r, mask);
 }
+
+/* For x < -126 the square of ex2(x / 2): what ptxas makes of it. */
+ALWAYS_INLINE int is_small(uint32_t a) { return as_f32(a) < -126.0f; }
 void units_ex2_lanes(const units_tables *t, uint32_t *d, const uint32_t *a, uint32_t mask) {
-    uint32_t r[UNITS_LANES];
-    const int32_t *table = t->ex2;
-    EACH(UNITS_LANES, r[l] = ex2(table, a[l]))
+    uint32_t x[UNITS_LANES], r[UNITS_LANES];
+    EACH(UNITS_LANES, x[l] = is_small(a[l]) ? bits_f32(as_f32(a[l]) * 0.5f) : a[l])
+    ex2_ftz(t->ex2, x, r);
+    EACH(UNITS_LANES, r[l] = is_small(a[l]) ? bits_f32(as_f32(r[l]) * as_f32(r[l])) : r[l])
     keep_lanes(d, r, mask);
 }
 

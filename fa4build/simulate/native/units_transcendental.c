@@ -1,7 +1,7 @@
 /* tanh, sin and cos, correctly rounded (mufu.py), without the C library: its last places differ between hosts.
  *
- * float64 decides nearly always; where its error could change the f32, 113 bits decide. Both use the same reductions:
- * tanh by exp(-2|x|) or its continued fraction, sin and cos by the 128 bits of x * 2/pi behind its multiples of 4.
+ * float64 decides nearly always; where its error could change the f32, 113 bits decide. Reductions:
+ * tanh by exp(-2|x|), sin and cos by the 128 bits of x * 2/pi behind its multiples of 4.
  */
 #include "units_inner.h"
 
@@ -29,56 +29,54 @@ typedef unsigned __int128 u128;
 #ifndef DOUBT
 #define DOUBT 0x1p-44
 #endif
+#define TANH_IS_ONE 0x41200000u /* from 10 on: 1 - tanh is below 2^-27 */
 
 ALWAYS_INLINE int is_decided(double v) { return (float)(v - v * DOUBT) == (float)(v + v * DOUBT); }
 ALWAYS_INLINE double power_of_two(int e) { return as_f64((uint64_t)(e + 1023) << 52); }
 
 /* ---- tanh of x in (0, 10) ---------------------------------------------------------------------------------------- */
 
-#define EXP_SERIES(type, r, terms)                                     \
-    type sum = 1;                                                      \
-    for (int i = (terms); i > 0; i--) sum = 1 + (r) * sum / (type)i;
-/* x / (1 + x^2 / (3 + x^2 / (5 + ...))) */
-#define TANH_FRACTION(type, x, last)                                                 \
-    type square = (x) * (x), below = (last);                                         \
-    for (int i = (last)-2; i > 0; i -= 2) below = (type)i + square / below;
+/* 1/(k+1)! */
+static const double EXPM1[14] = {
+    1.0,          1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,        1.0 / 720,         1.0 / 5040,
+    1.0 / 40320,  1.0 / 362880,  1.0 / 3628800,  1.0 / 39916800,  1.0 / 479001600,  1.0 / 6227020800,  1.0 / 87178291200,
+};
 
-static double exp_f64(double y) {
+/* By t = exp(-2x) - 1 = 2^n (exp(r) - 1) + (2^n - 1): accurate also for small x, where n is 0. */
+ALWAYS_INLINE double tanh_f64(double x) {
+    double y = -2 * x;
     int n = (int)(y * 0x1.71547652b82fep+0 - 0.5);
-    double r = (y - n * LN2_SHORT) - n * LN2_REST;
-    EXP_SERIES(double, r, 14)
-    return sum * power_of_two(n);
+    double r = (y - n * LN2_SHORT) - n * LN2_REST, sum = EXPM1[13];
+    for (int i = 12; i >= 0; i--) sum = sum * r + EXPM1[i];
+    double power = power_of_two(n), t = power * (r * sum) + (power - 1);
+    return -t / (2 + t);
 }
+
 static quad exp_quad(quad y) {
     int n = (int)((double)y * 0x1.71547652b82fep+0 - 0.5);
     quad r = y - (quad)n * ((quad)LN2_0 + (quad)LN2_1 + (quad)LN2_2);
-    EXP_SERIES(quad, r, 30)
+    quad sum = 1;
+    for (int i = 30; i > 0; i--) sum = 1 + r * sum / (quad)i;
     return sum * (quad)power_of_two(n);
 }
-static double tanh_f64(double x) {
-    if (x < 0.5) {
-        TANH_FRACTION(double, x, 17)
-        return x / below;
-    }
-    double e = exp_f64(-2 * x);
-    return (1 - e) / (1 + e);
-}
+/* By exp(-2x), or for small x by x / (1 + x^2 / (3 + x^2 / (5 + ...))). */
 static quad tanh_quad(quad x) {
     if (x < 0.5) {
-        TANH_FRACTION(quad, x, 41)
+        quad square = x * x, below = 41;
+        for (int i = 39; i > 0; i -= 2) below = (quad)i + square / below;
         return x / below;
     }
     quad e = exp_quad(-2 * x);
     return (1 - e) / (1 + e);
 }
 
-static uint32_t tanh_f32(uint32_t a) {
+/* `v`: tanh_f64 of the magnitude, where that is in the range. */
+ALWAYS_INLINE uint32_t tanh_from(uint32_t a, double v) {
     uint32_t magnitude = a & MAGNITUDE_F32, sign = a & SIGN_F32;
     if (magnitude > INFINITY_F32) return UNITS_NAN_F32;
-    if (magnitude >= 0x41200000u) return 0x3F800000u | sign; /* 10: 1 - tanh is below 2^-27 */
+    if (magnitude >= TANH_IS_ONE) return 0x3F800000u | sign;
     if (magnitude == 0) return a;
-    double x = as_f32(magnitude), v = tanh_f64(x);
-    float r = is_decided(v) ? (float)v : (float)tanh_quad(x);
+    float r = is_decided(v) ? (float)v : (float)tanh_quad((quad)as_f32(magnitude));
     return bits_f32(r) | sign;
 }
 
@@ -109,26 +107,20 @@ static s128 reduce(uint32_t a, int *quadrant) {
 }
 
 /* Taylor series about 0, |r| < 0.79: from the innermost factor of 1 - r^2/(k(k+1)) * (...). */
-#define SERIES(type, r, first, last)                                                                    \
-    type square = (r) * (r), sum = 1;                                                                   \
-    for (int i = (last); i >= (first); i -= 2) sum = 1 - square * sum / (type)(i * (i + 1));
-
-static double sine_f64(double r) {
-    SERIES(double, r, 2, 20)
-    return r * sum;
-}
-static double cosine_f64(double r) {
-    SERIES(double, r, 1, 19)
+ALWAYS_INLINE double series_f64(double r, int first, int last) {
+    double square = r * r, sum = 1;
+    for (int i = last; i >= first; i -= 2) sum = 1 - square * sum * (1.0 / (i * (i + 1)));
     return sum;
 }
-static quad sine_quad(quad r) {
-    SERIES(quad, r, 2, 34)
-    return r * sum;
-}
-static quad cosine_quad(quad r) {
-    SERIES(quad, r, 1, 33)
+static quad series_quad(quad r, int first, int last) {
+    quad square = r * r, sum = 1;
+    for (int i = last; i >= first; i -= 2) sum = 1 - square * sum / (quad)(i * (i + 1));
     return sum;
 }
+static double sine_f64(double r) { return r * series_f64(r, 2, 20); }
+static double cosine_f64(double r) { return series_f64(r, 1, 19); }
+static quad sine_quad(quad r) { return r * series_quad(r, 2, 34); }
+static quad cosine_quad(quad r) { return series_quad(r, 1, 33); }
 
 /* sin(x + turns * pi/2) */
 static uint32_t sine_f32(uint32_t a, int turns) {
@@ -154,7 +146,9 @@ static uint32_t sine_f32(uint32_t a, int turns) {
 
 void units_tanh_lanes(uint32_t *d, const uint32_t *a, uint32_t mask) {
     uint32_t r[UNITS_LANES];
-    for (int l = 0; l < UNITS_LANES; l++) r[l] = tanh_f32(a[l]);
+    double v[UNITS_LANES];
+    EACH(UNITS_LANES, uint32_t x = a[l] & MAGNITUDE_F32; v[l] = tanh_f64((double)as_f32(x < TANH_IS_ONE ? x : 0)))
+    for (int l = 0; l < UNITS_LANES; l++) r[l] = tanh_from(a[l], v[l]);
     keep_lanes(d, r, mask);
 }
 void units_sin_lanes(uint32_t *d, const uint32_t *a, int ftz, uint32_t mask) {

@@ -1,31 +1,33 @@
 """Contract: f32 arithmetic of the native units gives the bits of float_formats.py.
 
-Every rounding, with and without ftz, for one value, for lanes and for packed pairs; NaN canonical; lanes outside the mask
-keep what they hold. Inputs are all pairs of about 500 nasty patterns, and random ones.
+Every rounding, with and without ftz, for one value, for lanes and for packed pairs; NaN canonical; lanes outside the
+mask keep what they hold. Inputs are all pairs of some 240 nasty patterns, and random ones.
 """
+
+import ctypes
 
 import numpy as np
 import pytest
 
 from fa4build.simulate import float_formats as ff
 from fa4build.simulate.float_alu import compare_equ, compare_nan
-from tests.simulate.native.units_library import ROUNDINGS, lanes, nasty_f32, one_by_one, random_f32, same
+from tests.simulate.native.units_library import ROUNDINGS, lanes, library, nasty_f32, one_by_one, random_f32, same
 
 BINARY = {"add": ff.add_f32, "sub": ff.sub_f32, "mul": ff.mul_f32}
 
 
 def pairs() -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of nasty patterns, then random ones."""
-    nasty = nasty_f32()
+    """All pairs of every second nasty pattern, then random ones."""
+    nasty = nasty_f32()[::2]
     a, b = np.repeat(nasty, len(nasty)), np.tile(nasty, len(nasty))
-    return np.concatenate([a, random_f32(1 << 16, 1)]), np.concatenate([b, random_f32(1 << 16, 2)])
+    return np.concatenate([a, random_f32(1 << 15, 1)]), np.concatenate([b, random_f32(1 << 15, 2)])
 
 
 def triples() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random triples of nasty patterns; sums near cancellation, ties and the ends of the format; random ones."""
     rng = np.random.default_rng(3)
-    a, b, c = (rng.choice(nasty_f32(), 1 << 17) for _ in range(3))
-    x, y = random_f32(1 << 17, 4), random_f32(1 << 17, 5)
+    a, b, c = (rng.choice(nasty_f32(), 1 << 15) for _ in range(3))
+    x, y = random_f32(1 << 15, 4), random_f32(1 << 15, 5)
     z = ff.mul_f32(x, y) ^ np.uint32(0x80000000)
     z += rng.integers(0, 3, len(z), dtype=np.uint32)
     return np.concatenate([a, x, x]), np.concatenate([b, y, y]), np.concatenate([c, z, random_f32(len(x), 6)])
@@ -136,15 +138,12 @@ def compared(name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_comparison_is_a_bit_for_each_lane(name, ftz):
     """setp in its ordered and unordered forms."""
-    from tests.simulate.native.units_library import library
-
     a, b = pairs()
     count = len(a) // 32 * 32
     a, b = a[:count].copy(), b[:count].copy()
     function = library().units_compare_f32_lanes
-    import ctypes
-
-    function.restype, function.argtypes = ctypes.c_uint32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    function.restype = ctypes.c_uint32
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     number = NUMBERS.index(name)
     words = [function(a.ctypes.data + o, b.ctypes.data + o, number, int(ftz)) for o in range(0, a.nbytes, 128)]
     got = np.unpackbits(np.array(words, np.uint32).view(np.uint8), bitorder="little")

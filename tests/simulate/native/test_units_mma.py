@@ -17,20 +17,23 @@ from tests.simulate.native.units_library import library, same
 TYPES = ("bf16", "f16", "tf32", "e4m3", "e5m2")
 # Sign, exponent and mantissa bits of each type's patterns.
 LAYOUT = {"bf16": (16, 8, 7), "f16": (16, 5, 10), "tf32": (32, 8, 23), "e4m3": (8, 4, 3), "e5m2": (8, 5, 2)}
-CONTENTS = ("normal", "wide", "any", "tiny", "small", "huge", "sparse")
+CONTENTS = ("normal", "wide", "any", "tiny", "low", "small", "high", "huge", "sparse")
 
 
 def operand(rng, kind: str, shape: tuple[int, int], content: str) -> np.ndarray:
     """Bit patterns. normal: near 1; wide: many exponents; any: also infinities and NaN; tiny, huge: the format's ends;
-    sparse: mostly zeros of both signs.
+    low, small, high: products beside the least and the largest f32; sparse: mostly zeros of both signs.
     """
     width, exponent_bits, mantissa_bits = LAYOUT[kind]
     top = (1 << exponent_bits) - 1
     bias = top >> 1
     low, high = {
-        "normal": (bias - 2, bias + 2), "wide": (1, top - 1), "any": (0, top), "tiny": (0, 2), "small": (bias // 2 - 3, bias // 2 + 3),
-        "huge": (top - 3, top - 1), "sparse": (bias - 3, bias + 3),
+        "normal": (bias - 2, bias + 2), "wide": (1, top - 1), "any": (0, top), "tiny": (0, 2),
+        "low": (bias // 2 - 9, bias // 2 - 5), "small": (bias // 2 - 3, bias // 2 + 3),
+        "high": (bias + bias // 2, bias + bias // 2), "huge": (top - 3, top - 1),
+        "sparse": (bias - 3, bias + 3),
     }[content]  # fmt: skip
+    low, high = max(low, 0), max(high, 1)
     exponent = rng.integers(low, high + 1, shape, dtype=np.uint64)
     mantissa = rng.integers(0, 1 << mantissa_bits, shape, dtype=np.uint64)
     sign = rng.integers(0, 2, shape, dtype=np.uint64)
@@ -58,14 +61,17 @@ def mma(a, b, c, kind: str, b_kind: str | None = None, rows: np.ndarray | None =
     mask = None if rows is None else ctypes.c_void_p(rows.ctypes.data)
     status = library().units_mma(
         m, n, k, TYPES.index(kind), ctypes.c_void_p(a.ctypes.data), TYPES.index(b_kind or kind),
-        ctypes.c_void_p(b.ctypes.data), ctypes.c_void_p(d.ctypes.data), ctypes.c_ssize_t(stride), int(c is not None), mask,
+        ctypes.c_void_p(b.ctypes.data), ctypes.c_void_p(d.ctypes.data), ctypes.c_ssize_t(stride), int(c is not None),
+        mask,
     )  # fmt: skip
     assert status == 0
     return d
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize(("m", "n", "steps"), [(64, 8, 1), (64, 256, 1), (64, 128, 4), (128, 64, 2), (256, 256, 1), (3, 41, 2)])
+@pytest.mark.parametrize(
+    ("m", "n", "steps"), [(64, 8, 1), (64, 256, 1), (64, 128, 4), (128, 64, 2), (256, 256, 1), (3, 41, 2)]
+)
 def test_shapes_of_instructions_and_odd_ones(kind, m, n, steps):
     """Ordinary values, accumulated and not."""
     rng = np.random.default_rng(m * n)
@@ -81,12 +87,13 @@ def test_shapes_of_instructions_and_odd_ones(kind, m, n, steps):
 @pytest.mark.parametrize("b_content", CONTENTS)
 def test_every_range_of_exponents(kind, a_content, b_content):
     """Products that underflow, overflow, cancel, or are not finite."""
-    rng = np.random.default_rng(CONTENTS.index(a_content) * 7 + CONTENTS.index(b_content))
+    rng = np.random.default_rng(CONTENTS.index(a_content) * 9 + CONTENTS.index(b_content))
     k = 2 * OPERAND_TYPES[kind].k_step
     a, b = operand(rng, kind, (24, k), a_content), operand(rng, kind, (40, k), b_content)
     for c_content in ("normal", "any", "tiny", "sparse"):
         c = accumulator(rng, (24, 40), c_content)
         same(mma(a, b, c, kind), mma_tile(a, b, c, kind))
+    same(mma(a, b, None, kind), mma_tile(a, b, None, kind))
 
 
 @pytest.mark.parametrize("kind", TYPES)

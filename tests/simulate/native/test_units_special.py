@@ -29,12 +29,17 @@ def whole_numbers() -> np.ndarray:
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_functions_equal_python(name):
     """Every kind of input."""
-    a = np.concatenate([inputs(), whole_numbers(), random_f32(1 << 12, 22) & np.uint32(0x3FFFFFFF) | np.uint32(0x80000000)])
+    a = np.concatenate(
+        [inputs(), whole_numbers(), random_f32(1 << 12, 22) & np.uint32(0x3FFFFFFF) | np.uint32(0x80000000)]
+    )
     same(lanes(f"{name}_lanes", a, table=True), MEASURED[name](a), a)
 
 
-@pytest.mark.parametrize(("name", "first"), [("ex2_ftz", 0x3F800000), ("ex2_ftz", 0xC2FE0000), ("ex2", 0xC3000000),
-                                             ("rcp_ftz", 0x3F800000), ("rcp_ftz", 0xFE800000), ("lg2_ftz", 0x3F000000)])  # fmt: skip
+OCTAVES = [("ex2_ftz", 0x3F800000), ("ex2_ftz", 0xC2FE0000), ("ex2", 0xC3000000), ("rcp_ftz", 0x3F800000),
+           ("rcp_ftz", 0xFE800000), ("lg2_ftz", 0x3F000000)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "first"), OCTAVES)
 def test_an_octave_is_right_at_every_eleventh_mantissa(name, first):
     """All parts of the tables."""
     a = np.arange(first, first + (1 << 23), 11, dtype=np.uint64).astype(np.uint32)
@@ -44,7 +49,12 @@ def test_an_octave_is_right_at_every_eleventh_mantissa(name, first):
 @pytest.mark.parametrize("ftz", [False, True])
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("rsqrt", mufu.rsqrt_approx), ("sqrt_approx", mufu.sqrt_approx), ("sin", mufu.sin_approx), ("cos", mufu.cos_approx)],
+    [
+        ("rsqrt", mufu.rsqrt_approx),
+        ("sqrt_approx", mufu.sqrt_approx),
+        ("sin", mufu.sin_approx),
+        ("cos", mufu.cos_approx),
+    ],
 )
 def test_correctly_rounded_functions_equal_python(name, function, ftz):
     """With and without ftz."""
@@ -58,6 +68,11 @@ def test_tanh_equals_python():
     spread = rng.uniform(-11, 11, 1 << 16).astype(np.float32).view(np.uint32)
     a = np.concatenate([inputs(1 << 15, 25), spread])
     same(lanes("tanh_lanes", a), mufu.tanh_approx(a), a)
+
+
+def beside(value: np.float32) -> tuple[np.float32, ...]:
+    """It and its neighbours."""
+    return np.nextafter(value, np.float32(-9)), value, np.nextafter(value, np.float32(9))
 
 
 def hardest(function, values: np.ndarray, count: int) -> np.ndarray:
@@ -83,7 +98,12 @@ def test_results_near_a_tie_are_rounded_by_more_bits(name, function, exact):
         wide = [exact(mpmath.mpf(float(x))) for x in a]
         nearest = [np.float32(float(mpmath.mpf(mpmath.nstr(w, 60)))) for w in wide]
         # float64 in between may round twice: take the f32 beside that is nearer to the exact value.
-        best = [min((np.nextafter(n, np.float32(-9)), n, np.nextafter(n, np.float32(9))), key=lambda f: abs(mpmath.mpf(float(f)) - w))
-                for n, w in zip(nearest, wide, strict=True)]  # fmt: skip
+        best = [
+            min(beside(n), key=lambda f, w=w: abs(mpmath.mpf(float(f)) - w)) for n, w in zip(nearest, wide, strict=True)
+        ]
     args = () if name == "tanh" else (0,)
-    same(lanes(f"{name}_lanes", a.view(np.uint32), args=args), np.array(best, np.float32).view(np.uint32), a.view(np.uint32))
+    same(
+        lanes(f"{name}_lanes", a.view(np.uint32), args=args),
+        np.array(best, np.float32).view(np.uint32),
+        a.view(np.uint32),
+    )
