@@ -130,7 +130,8 @@ static void look_at(const chk_cluster *cluster, const chk_shadow *shadow, const 
 /* Whether some lane of a run may race: the bytes that its warp wrote last are those of one lane, not the same one. */
 static inline int may_race(const chk_cell *cell, const run *one, uint32_t size) {
     uint32_t written = cell->write_mask;
-    return (written & one->bits) && written == ((((uint32_t)1 << size) - 1) << __builtin_ctz(written) & CHK_FULL) &&
+    uint32_t lane_bytes = (uint32_t)(((uint64_t)1 << size) - 1);
+    return (written & one->bits) && written == (lane_bytes << __builtin_ctz(written) & CHK_FULL) &&
            (one->count > 1 || cell->write_lane != one->first_lane + 1);
 }
 

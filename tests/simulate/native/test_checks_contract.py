@@ -138,6 +138,15 @@ def test_an_access_out_of_bounds_is_left_to_the_machine():
     assert [KINDS[r["kind"]] for r in records] == ["SHARED_UNWRITTEN"]
 
 
+@pytest.mark.parametrize("size", [32, 33])
+def test_accesses_wider_than_a_granule_are_looked_at_up_to_32_bytes(size):
+    """A lane of 32 bytes stands for its first granule, as in the Python checks; nothing is wider."""
+    events = [("SHARED", 0, 0, 1, 0, 1, size, site, 1, 1, 1024) for site in range(2)]
+    with native.Launch() as launch:
+        status, done = launch.replay(_stream(_begin(), *events))
+    assert (status, done.refused) == (native.OK, 0 if size == 32 else 2)
+
+
 # --- undefined registers ----------------------------------------------------------------------------------------------
 
 
