@@ -126,29 +126,34 @@ static chk_status check_writes(const access *one, int verb) {
     return CHK_OK;
 }
 
-/* First granule, and in it the first warp, whose newest tcgen05.ld is not in a clock; -1: none. */
-static int64_t first_load(const access *one, const int32_t *clock, uint32_t *loader) {
-    chk_cluster *cluster = one->cluster;
-    const chk_tensor *tensor = one->tensor;
-    EACH_CELL(cell, one)
-    for (uint32_t word = 0; word < tensor->words; word++)
-        for (uint64_t left = tensor->load_slots[(size_t)cell * tensor->words + word]; left; left &= left - 1) {
-            *loader = 64 * word + (uint32_t)__builtin_ctzll(left);
-            int32_t component = cluster->slot_component[CHK_TMEM_LD][*loader] - 1;
-            if (tensor->loads[(size_t)cell * cluster->num_slots + *loader] > clock[component]) return cell;
+/* The first warp whose newest tcgen05.ld of a granule is not in a clock; -1: none. */
+static int32_t late_loader(const access *one, uint32_t cell, const int32_t *clock) {
+    const chk_cluster *cluster = one->cluster;
+    const int32_t *loads = one->tensor->loads + (size_t)cell * cluster->num_slots;
+    const uint64_t *slots = one->tensor->load_slots + (size_t)cell * one->tensor->words;
+    for (uint32_t word = 0; word < one->tensor->words; word++)
+        for (uint64_t left = slots[word]; left; left &= left - 1) {
+            uint32_t loader = 64 * word + (uint32_t)__builtin_ctzll(left);
+            if (loads[loader] > clock[cluster->slot_component[CHK_TMEM_LD][loader] - 1]) return (int32_t)loader;
         }
+    return -1;
+}
+
+/* First granule with such a warp, and the warp; -1: none. */
+static int64_t first_load(const access *one, const int32_t *clock, int32_t *loader) {
+    EACH_CELL(cell, one) if ((*loader = late_loader(one, cell, clock)) >= 0) return cell;
     return -1;
 }
 
 /* tcgen05.ld before a write: completed by wait::ld (R7w), and fenced (R15; not asked for where NULL). */
 static void check_loads(const access *one, const int32_t *fenced, int verb) {
-    uint32_t loader = 0;
+    int32_t loader = 0;
     int64_t at = first_load(one, one->clock, &loader);
     int is_weak = at >= 0;
     if (!is_weak && fenced) at = first_load(one, fenced, &loader);
     if (at < 0) return;
     int32_t component = one->cluster->slot_component[CHK_TMEM_LD][loader] - 1, site = one->tensor->load_site[at];
-    int32_t count = one->tensor->loads[(size_t)at * one->cluster->num_slots + loader];
+    int32_t count = one->tensor->loads[(size_t)at * one->cluster->num_slots + (uint32_t)loader];
     if (is_weak)
         report(one, CHK_TENSOR_LOAD, (uint32_t)at, component, site, verb);
     else
@@ -221,19 +226,6 @@ static int strictest_clock(const access *one, int32_t *both) {
     return 1;
 }
 
-static int loads_unordered(const access *one, uint32_t cell, const int32_t *clock) {
-    for (uint32_t word = 0; word < one->tensor->words; word++)
-        if (one->tensor->load_slots[(size_t)cell * one->tensor->words + word]) {
-            access alone = *one;
-            uint32_t loader;
-            alone.quarter = cell / CHK_COLUMNS;
-            alone.column = cell % CHK_COLUMNS;
-            alone.num_quarters = alone.num_cols = 1;
-            return first_load(&alone, clock, &loader) >= 0;
-        }
-    return 0;
-}
-
 /* Whether no rule has anything to tell; when it says no, the rules themselves find out. */
 static int is_quiet(const access *one, int is_write) {
     int32_t both[CHK_COMPONENTS];
@@ -244,7 +236,7 @@ static int is_quiet(const access *one, int is_write) {
         if (both[cell->writer - (cell->writer != 0)] < cell->written) return 0;
         if (!is_write && cell->initialised != CHK_FULL) return 0;
         if (is_write && cell->read_mask && chk_reads_unordered(shadow, at, CHK_FULL, both)) return 0;
-        if (is_write && loads_unordered(one, at, both)) return 0;
+        if (is_write && late_loader(one, at, both) >= 0) return 0;
     }
     return 1;
 }
