@@ -18,7 +18,7 @@ typedef struct {
         for (uint32_t cell = quarter_ * CHK_COLUMNS + (one)->column; \
              cell < quarter_ * CHK_COLUMNS + (one)->column + (one)->num_cols; cell++)
 
-/* ---- the shadow ------------------------------------------------------------------------------------------------------ */
+/* ---- the shadow -------------------------------------------------------------------------------------------------- */
 
 static int fill_tensor(chk_cluster *cluster, chk_tensor *tensor) {
     chk_launch *launch = cluster->launch;
@@ -60,7 +60,7 @@ static void forget_loads(chk_cluster *cluster, chk_tensor *tensor, uint32_t cell
     }
 }
 
-/* ---- what a warp's tcgen05 instructions are ordered behind ------------------------------------------------------------ */
+/* ---- what a warp's tcgen05 instructions are ordered behind ------------------------------------------------------- */
 
 /* Components of the warp's own tcgen05 instructions; 0 when there are none left. */
 static int own_components(chk_cluster *cluster, uint32_t slot, int32_t own[3]) {
@@ -79,7 +79,7 @@ static int fenced_clock(chk_cluster *cluster, uint32_t slot, int32_t *fenced) {
     return 1;
 }
 
-/* ---- reports -------------------------------------------------------------------------------------------------------- */
+/* ---- reports ----------------------------------------------------------------------------------------------------- */
 
 static void report(const access *one, chk_kind kind, uint32_t cell, int32_t component, int32_t other, int verb) {
     chk_finding finding = chk_finding_at(one->cluster, one->gang, kind, one->site);
@@ -96,7 +96,7 @@ static void report_fence(const access *one, uint32_t cell, int32_t component, in
     report(one, is_published ? CHK_TENSOR_FENCE_AFTER : CHK_TENSOR_FENCE_BEFORE, cell, component, other, verb);
 }
 
-/* ---- rules ---------------------------------------------------------------------------------------------------------- */
+/* ---- rules ------------------------------------------------------------------------------------------------------- */
 
 /* First granule whose last write is not in a clock; -1: none. */
 static int64_t first_write(const access *one, const int32_t *clock) {
@@ -205,7 +205,7 @@ static chk_status note_reads(const access *one, chk_token token) {
     return CHK_OK;
 }
 
-/* ---- the usual case: nothing to tell ---------------------------------------------------------------------------------- */
+/* ---- the usual case: nothing to tell ----------------------------------------------------------------------------- */
 
 /* What is complete for the warp and, where that is asked for, fenced: the smaller of both counts. 0 when the warp has
  * not had components of its own yet: they are made in the order in which the rules come to need them. */
@@ -254,7 +254,7 @@ static chk_status check_store(const access *one) {
     return status == CHK_OK ? check_reads(one) : status;
 }
 
-/* ---- tcgen05.ld and st ------------------------------------------------------------------------------------------------ */
+/* ---- tcgen05.ld and st ------------------------------------------------------------------------------------------- */
 
 static void note_loads(const access *one, int32_t count) {
     EACH_CELL(cell, one) {
@@ -311,7 +311,7 @@ chk_status chk_tmem_access(chk_cluster *cluster, const chk_gang *gang, uint32_t 
     return is_write ? store(&one) : load(&one);
 }
 
-/* ---- tcgen05.mma and cp ----------------------------------------------------------------------------------------------- */
+/* ---- tcgen05.mma and cp ------------------------------------------------------------------------------------------ */
 
 /* The granules of a (lane, lanes, column, columns) block. */
 static chk_status block_of(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
@@ -346,7 +346,7 @@ chk_status chk_product_writes(chk_cluster *cluster, const chk_gang *gang, const 
     return CHK_OK;
 }
 
-/* ---- tcgen05.dealloc, wait and fence ------------------------------------------------------------------------------------ */
+/* ---- tcgen05.dealloc, wait and fence ----------------------------------------------------------------------------- */
 
 static void check_free(const access *one) {
     const chk_shadow *shadow = &one->tensor->shadow;
