@@ -2,7 +2,7 @@
  * of memory_rules.py. */
 #include "checks_state.h"
 
-/* ---- the shared memory of asynchronous operations --------------------------------------------------------------------- */
+/* ---- the shared memory of asynchronous operations ---------------------------------------------------------------- */
 
 /* The granules of an operand: a span or a list. */
 static inline uint32_t cell_at(const chk_operand *operand, uint64_t i) {
@@ -54,7 +54,8 @@ static inline int is_suspect(const chk_shadow *shadow, const chk_cell *barriers,
                              int is_write, int asks_proxy) {
     const chk_cell *cell = &shadow->cells[at];
     int32_t writer = cell->writer - (cell->writer != 0);
-    int wrong = (how->g[writer] < cell->written) | (asks_proxy & !cell->by_async & (how->p[writer] < cell->written));
+    int is_hidden = asks_proxy & !cell->by_async & (how->p[writer] < cell->written);
+    int wrong = (how->g[writer] < cell->written) | is_hidden;
     if (!is_write) return wrong | (cell->initialised != CHK_FULL);
     return wrong | (barriers[at].barrier_bytes != 0) ||
            (cell->read_mask && chk_reads_unordered(shadow, at, CHK_FULL, how->g));
@@ -76,9 +77,11 @@ static void report_async(chk_cluster *cluster, const chk_gang *gang, const chk_s
         chk_report_shared_write(cluster, gang, shadow, is_write ? CHK_SHARED_RACE_WRITE : CHK_SHARED_RACE_READ,
                      (uint32_t)found->write, site);
     if (found->hidden >= 0)
-        chk_report_shared_write(cluster, gang, shadow, is_write ? CHK_PROXY_WRITE : CHK_PROXY_READ, (uint32_t)found->hidden, site);
+        chk_report_shared_write(cluster, gang, shadow, is_write ? CHK_PROXY_WRITE : CHK_PROXY_READ,
+                                (uint32_t)found->hidden, site);
     if (found->read >= 0) chk_report_shared_read(cluster, gang, shadow, (uint32_t)found->read, how->g, site);
-    if (found->missing >= 0) chk_report_shared(cluster, gang, CHK_SHARED_UNWRITTEN_ASYNC, (uint32_t)found->missing, site);
+    if (found->missing >= 0)
+        chk_report_shared(cluster, gang, CHK_SHARED_UNWRITTEN_ASYNC, (uint32_t)found->missing, site);
 }
 
 static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, const chk_operand *operand,
@@ -115,7 +118,7 @@ static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, con
     return CHK_OK;
 }
 
-/* ---- asynchronous operations ------------------------------------------------------------------------------------------ */
+/* ---- asynchronous operations ------------------------------------------------------------------------------------- */
 
 static chk_status operand_of(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
                              const chk_operand *operand, const issue *how, int is_write) {

@@ -1,7 +1,7 @@
 /* Vector clocks of one cluster: the twin of clocks.py. */
 #include "checks_state.h"
 
-/* ---- components ---------------------------------------------------------------------------------------------------- */
+/* ---- components -------------------------------------------------------------------------------------------------- */
 
 static int16_t *place_of(chk_cluster *cluster, chk_component_kind kind, uint32_t a, uint32_t b) {
     if (kind == CHK_MBARRIER) return &cluster->ctas[a].barrier_component[b / 8];
@@ -24,7 +24,7 @@ int32_t chk_component(chk_cluster *cluster, chk_component_kind kind, uint32_t a,
     return new_component(cluster, place, (chk_component_key){(int32_t)kind, (int32_t)a, (int32_t)b});
 }
 
-/* ---- clocks that synchronisation objects carry ------------------------------------------------------------------------ */
+/* ---- clocks that synchronisation objects carry ------------------------------------------------------------------- */
 
 static int reserve(chk_cluster *cluster, chk_clock *clock, int32_t length) {
     if (length <= clock->capacity) return 1;
@@ -125,7 +125,7 @@ void chk_clock_fence(chk_cluster *cluster, uint32_t slot) {
     chk_clock_tick(cluster, slot);
 }
 
-/* ---- clocks of later arrivals ----------------------------------------------------------------------------------------- */
+/* ---- clocks of later arrivals ------------------------------------------------------------------------------------ */
 
 static void add_channel(chk_cluster *cluster, int32_t index, int32_t component) {
     chk_clock *clock = &cluster->clocks[index];

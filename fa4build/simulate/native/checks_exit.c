@@ -50,7 +50,7 @@ chk_status chk_warp_exit(chk_cluster *cluster, uint32_t cta, uint32_t warp, uint
     return CHK_OK;
 }
 
-/* ---- CTAs ----------------------------------------------------------------------------------------------------------- */
+/* ---- CTAs -------------------------------------------------------------------------------------------------------- */
 
 static void check_barrier(chk_cluster *cluster, uint32_t cta, const chk_barrier_state *barrier) {
     if (!barrier->tx && barrier->pending == barrier->expected) return;

@@ -1,4 +1,4 @@
-/* Findings: records, each said once for a pair of places. The twin of findings.py; native/check_texts.py has the words. */
+/* Findings: records, each said once for a pair of places. The twin of findings.py; check_texts.py has the words. */
 #include "checks_state.h"
 
 static chk_finding blank(const chk_cluster *cluster, chk_kind kind, uint32_t cta, int32_t site) {
@@ -27,7 +27,7 @@ void chk_name_agent(const chk_cluster *cluster, chk_finding *finding, int32_t co
     finding->agent_b = cluster->keys[component].b;
 }
 
-/* ---- once for a pair of places ---------------------------------------------------------------------------------------- */
+/* ---- once for a pair of places ----------------------------------------------------------------------------------- */
 
 typedef struct {
     int64_t parts[5];

@@ -65,7 +65,7 @@ void chk_launch_destroy(chk_launch *launch) {
 
 int chk_has_unwritten(const chk_launch *launch) { return launch->has_unwritten; }
 
-/* ---- clusters ------------------------------------------------------------------------------------------------------ */
+/* ---- clusters ---------------------------------------------------------------------------------------------------- */
 
 static int create_clocks(chk_cluster *cluster) {
     chk_launch *launch = cluster->launch;

@@ -90,7 +90,7 @@ static int list_access(const chk_cluster *cluster, const chk_gang *gang, access_
     return highest <= cluster->shared_limit / 16;
 }
 
-/* ---- what is wrong ------------------------------------------------------------------------------------------------- */
+/* ---- what is wrong ----------------------------------------------------------------------------------------------- */
 
 /* R10: the first lane of a run whose bytes are exactly what another lane of its warp wrote since the lanes met. */
 static int racing_lane(const access_list *list, const run *one, uint32_t mask, const chk_cell *cell) {
@@ -130,7 +130,8 @@ static void look_at(const chk_cluster *cluster, const chk_shadow *shadow, const 
 /* Whether some lane of a run may race: the bytes that its warp wrote last are those of one lane, not the same one. */
 static inline int may_race(const chk_cell *cell, const run *one, uint32_t size) {
     uint32_t written = cell->write_mask;
-    return (written & one->bits) && written == ((((uint32_t)1 << size) - 1) << __builtin_ctz(written) & CHK_FULL) &&
+    uint32_t lane_bytes = (uint32_t)(((uint64_t)1 << size) - 1);
+    return (written & one->bits) && written == (lane_bytes << __builtin_ctz(written) & CHK_FULL) &&
            (one->count > 1 || cell->write_lane != one->first_lane + 1);
 }
 
@@ -152,7 +153,7 @@ static int is_suspect(const chk_cluster *cluster, const chk_shadow *shadow, cons
     return wrong != 0;
 }
 
-/* ---- reports -------------------------------------------------------------------------------------------------------- */
+/* ---- reports ----------------------------------------------------------------------------------------------------- */
 
 void chk_report_shared(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site) {
     chk_finding finding = chk_finding_at(cluster, gang, kind, site);
@@ -200,7 +201,8 @@ static void report_faults(chk_cluster *cluster, const chk_gang *gang, const chk_
                                 found->write.at->cell, site);
     if (found->race.at) report_race(cluster, gang, shadow, found->race.at->cell, found->race_lane, site, is_write);
     if (found->read.at)
-        chk_report_shared_read(cluster, gang, shadow, found->read.at->cell, chk_row(cluster->g, found->read.slot), site);
+        chk_report_shared_read(cluster, gang, shadow, found->read.at->cell, chk_row(cluster->g, found->read.slot),
+                               site);
     if (found->missing.at) chk_report_shared(cluster, gang, CHK_SHARED_UNWRITTEN, found->missing.at->cell, site);
 }
 
@@ -217,7 +219,7 @@ static void check(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *
     report_faults(cluster, gang, shadow, &found, site, is_write);
 }
 
-/* ---- records -------------------------------------------------------------------------------------------------------- */
+/* ---- records ----------------------------------------------------------------------------------------------------- */
 
 static void record_writes(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list, const part *of,
                           int32_t site) {

@@ -75,7 +75,7 @@ static uint32_t *next_list(replay *r, size_t count) {
     return list;
 }
 
-/* ---- handles ---------------------------------------------------------------------------------------------------------- */
+/* ---- handles ----------------------------------------------------------------------------------------------------- */
 
 static void *item(const table *t, int64_t number) {
     return number >= 0 && (size_t)number < t->capacity ? (char *)t->items + (size_t)number * t->size : NULL;
@@ -138,7 +138,7 @@ static chk_sync read_sync(replay *r) {
     return sync;
 }
 
-/* ---- events ----------------------------------------------------------------------------------------------------------- */
+/* ---- events ------------------------------------------------------------------------------------------------------ */
 
 static chk_status begin(replay *r) {
     int64_t number = next(r);
@@ -383,7 +383,7 @@ static chk_status report(replay *r) {
     return r->is_short ? CHK_BAD_INPUT : chk_report(r->launch, &finding);
 }
 
-/* ---- streams ---------------------------------------------------------------------------------------------------------- */
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
 
 enum { NOTHING = 0, CLUSTER = 1, GANG = 3 };
 

@@ -13,7 +13,7 @@
 #define CHK_FULL 0xFFFFu
 #define CHK_SLOT_KINDS CHK_MBARRIER /* component kinds that belong to a warp */
 
-/* ---- launch -------------------------------------------------------------------------------------------------------- */
+/* ---- launch ------------------------------------------------------------------------------------------------------ */
 
 struct chk_launch {
     size_t used_bytes, max_bytes;
@@ -32,7 +32,7 @@ void chk_give(chk_launch *launch, void *memory, size_t count, size_t size);
 /* Grows an array of `size`-byte elements to at least `wanted`; new elements are zero. 0 when there is no memory. */
 int chk_grow(chk_launch *launch, void **array, size_t *capacity, size_t wanted, size_t size);
 
-/* ---- clocks -------------------------------------------------------------------------------------------------------- */
+/* ---- clocks ------------------------------------------------------------------------------------------------------ */
 
 /* What a synchronisation object carries: g, p and x (see clocks.py), `length` counts of each; further ones are 0. */
 typedef struct {
@@ -47,7 +47,7 @@ typedef struct {
     int32_t kind, a, b;
 } chk_component_key;
 
-/* ---- shadows ------------------------------------------------------------------------------------------------------- */
+/* ---- shadows ----------------------------------------------------------------------------------------------------- */
 
 /* Who wrote a granule last, and what is known of its bytes. All zero: untouched. */
 typedef struct {
@@ -85,7 +85,7 @@ typedef struct {
     uint32_t words;
 } chk_tensor;
 
-/* ---- barriers ------------------------------------------------------------------------------------------------------ */
+/* ---- barriers ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     uint32_t cta, offset;
@@ -110,7 +110,7 @@ typedef struct {
     int32_t clock; /* + 1; 0: a free place of the table */
 } chk_semaphore;
 
-/* ---- cluster ------------------------------------------------------------------------------------------------------- */
+/* ---- cluster ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     int32_t clock;    /* of the current generation; -1: none */
@@ -153,7 +153,7 @@ struct chk_cluster {
     int32_t free_clock; /* -1: none */
 };
 
-/* ---- checks_clocks.c ----------------------------------------------------------------------------------------------- */
+/* ---- checks_clocks.c --------------------------------------------------------------------------------------------- */
 
 /* Component of a key, made on first use; -1 with cluster->failed set when there is none left. */
 int32_t chk_component(chk_cluster *cluster, chk_component_kind kind, uint32_t a, uint32_t b);
@@ -178,7 +178,7 @@ static inline int chk_is_taken(const chk_cluster *cluster, int32_t clock) {
 
 static inline int32_t *chk_row(int32_t *clocks, uint32_t slot) { return clocks + (size_t)slot * CHK_COMPONENTS; }
 
-/* ---- checks_shadow.c ----------------------------------------------------------------------------------------------- */
+/* ---- checks_shadow.c --------------------------------------------------------------------------------------------- */
 
 int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells);
 void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow);
@@ -222,7 +222,7 @@ static inline void chk_note_write(chk_cell *cell, uint32_t bits, int32_t compone
     cell->write_site = site;
 }
 
-/* ---- checks_findings.c --------------------------------------------------------------------------------------------- */
+/* ---- checks_findings.c ------------------------------------------------------------------------------------------- */
 
 /* A finding of a gang at an instruction, everything else unset. */
 chk_finding chk_finding_at(const chk_cluster *cluster, const chk_gang *gang, chk_kind kind, int32_t site);
@@ -231,7 +231,7 @@ chk_finding chk_finding_of_cta(const chk_cluster *cluster, uint32_t cta, chk_kin
 void chk_name_agent(const chk_cluster *cluster, chk_finding *finding, int32_t component);
 void chk_add(chk_launch *launch, const chk_finding *finding);
 
-/* ---- checks_memory.c: findings of a granule of shared memory ----------------------------------------------------------- */
+/* ---- checks_memory.c: findings of a granule of shared memory ----------------------------------------------------- */
 
 void chk_report_shared(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site);
 /* The other side is the last write to the granule. */
@@ -241,7 +241,7 @@ void chk_report_shared_write(chk_cluster *cluster, const chk_gang *gang, const c
 void chk_report_shared_read(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, uint32_t cell,
                             const int32_t *clock, int32_t site);
 
-/* ---- checks_global.c, checks_tensor.c: the parts of an asynchronous operation ----------------------------------------- */
+/* ---- checks_global.c, checks_tensor.c: the parts of an asynchronous operation ------------------------------------ */
 
 chk_status chk_global_operand(chk_cluster *cluster, const chk_gang *gang, const chk_operand *operand, int32_t site,
                               int is_write);
@@ -254,7 +254,7 @@ void chk_tensor_destroy(chk_cluster *cluster, chk_tensor *tensor);
 /* R5: a barrier is used from outside its CTA's threads. `gang` NULL and site -1: by an asynchronous arrival. */
 void chk_note_unfenced(chk_cluster *cluster, const chk_gang *gang, const chk_barrier *barrier, int32_t site);
 
-/* ---- gangs --------------------------------------------------------------------------------------------------------- */
+/* ---- gangs ------------------------------------------------------------------------------------------------------- */
 
 static inline uint32_t chk_slot(const chk_cluster *cluster, uint32_t cta, uint32_t warp) {
     return cta * cluster->warps_a_cta + warp;

@@ -24,7 +24,7 @@ static void join(chk_cluster *cluster, const chk_gang *gang, int32_t clock) {
     CHK_EACH_ACTIVE(k, gang) chk_clock_join(cluster, chk_gang_slot(cluster, gang, k), clock);
 }
 
-/* ---- mbarriers ------------------------------------------------------------------------------------------------------ */
+/* ---- mbarriers --------------------------------------------------------------------------------------------------- */
 
 /* The barrier of a handle, if it is one and the phase is possible. */
 static chk_barrier *barrier_of(chk_cluster *cluster, int32_t barrier, int32_t phase) {
@@ -150,7 +150,7 @@ chk_status chk_wait_passed(chk_cluster *cluster, const chk_gang *gang, int32_t b
     return CHK_OK;
 }
 
-/* ---- named barriers --------------------------------------------------------------------------------------------------- */
+/* ---- named barriers ---------------------------------------------------------------------------------------------- */
 
 static uint32_t num_active(const chk_gang *gang) {
     uint32_t count = 0;
@@ -180,7 +180,8 @@ chk_status chk_named_completed(chk_cluster *cluster, uint32_t cta, uint32_t inde
     if (!chk_grow(cluster->launch, (void **)&cluster->generations, &cluster->generation_capacity,
                   cluster->num_generations + 1, sizeof *cluster->generations))
         return CHK_NO_MEMORY;
-    cluster->generations[cluster->num_generations++] = (chk_generation){cta, index, generation, over.waiting, over.clock};
+    chk_generation ended = {cta, index, generation, over.waiting, over.clock};
+    cluster->generations[cluster->num_generations++] = ended;
     return CHK_OK;
 }
 
@@ -203,7 +204,7 @@ chk_status chk_named_passed(chk_cluster *cluster, const chk_gang *gang, uint32_t
     return CHK_OK;
 }
 
-/* ---- cluster barrier -------------------------------------------------------------------------------------------------- */
+/* ---- cluster barrier --------------------------------------------------------------------------------------------- */
 
 chk_status chk_cluster_arrive(chk_cluster *cluster, const chk_gang *gang, chk_sync sync) {
     if (!chk_gang_ok(cluster, gang)) return CHK_BAD_INPUT;
@@ -225,7 +226,7 @@ chk_status chk_cluster_passed(chk_cluster *cluster, const chk_gang *gang) {
     return CHK_OK;
 }
 
-/* ---- fences and lanes ------------------------------------------------------------------------------------------------- */
+/* ---- fences and lanes -------------------------------------------------------------------------------------------- */
 
 /* The barriers that these warps have initialised are visible to others. */
 static void publish_barriers(chk_cluster *cluster, const chk_gang *gang) {
@@ -252,11 +253,12 @@ chk_status chk_warp_barrier(chk_cluster *cluster, const chk_gang *gang) {
     return CHK_OK;
 }
 
-/* ---- words of global memory ------------------------------------------------------------------------------------------- */
+/* ---- words of global memory -------------------------------------------------------------------------------------- */
 
 static size_t place_of(const chk_cluster *cluster, uint64_t address) {
     size_t mask = cluster->semaphore_capacity - 1, place = (size_t)((address * 0x9E3779B97F4A7C15u) >> 20) & mask;
-    while (cluster->semaphores[place].clock && cluster->semaphores[place].address != address) place = (place + 1) & mask;
+    while (cluster->semaphores[place].clock && cluster->semaphores[place].address != address)
+        place = (place + 1) & mask;
     return place;
 }
 

@@ -18,7 +18,7 @@ typedef struct {
         for (uint32_t cell = quarter_ * CHK_COLUMNS + (one)->column; \
              cell < quarter_ * CHK_COLUMNS + (one)->column + (one)->num_cols; cell++)
 
-/* ---- the shadow ------------------------------------------------------------------------------------------------------ */
+/* ---- the shadow -------------------------------------------------------------------------------------------------- */
 
 static int fill_tensor(chk_cluster *cluster, chk_tensor *tensor) {
     chk_launch *launch = cluster->launch;
@@ -60,7 +60,7 @@ static void forget_loads(chk_cluster *cluster, chk_tensor *tensor, uint32_t cell
     }
 }
 
-/* ---- what a warp's tcgen05 instructions are ordered behind ------------------------------------------------------------ */
+/* ---- what a warp's tcgen05 instructions are ordered behind ------------------------------------------------------- */
 
 /* Components of the warp's own tcgen05 instructions; 0 when there are none left. */
 static int own_components(chk_cluster *cluster, uint32_t slot, int32_t own[3]) {
@@ -79,7 +79,7 @@ static int fenced_clock(chk_cluster *cluster, uint32_t slot, int32_t *fenced) {
     return 1;
 }
 
-/* ---- reports -------------------------------------------------------------------------------------------------------- */
+/* ---- reports ----------------------------------------------------------------------------------------------------- */
 
 static void report(const access *one, chk_kind kind, uint32_t cell, int32_t component, int32_t other, int verb) {
     chk_finding finding = chk_finding_at(one->cluster, one->gang, kind, one->site);
@@ -96,7 +96,7 @@ static void report_fence(const access *one, uint32_t cell, int32_t component, in
     report(one, is_published ? CHK_TENSOR_FENCE_AFTER : CHK_TENSOR_FENCE_BEFORE, cell, component, other, verb);
 }
 
-/* ---- rules ---------------------------------------------------------------------------------------------------------- */
+/* ---- rules ------------------------------------------------------------------------------------------------------- */
 
 /* First granule whose last write is not in a clock; -1: none. */
 static int64_t first_write(const access *one, const int32_t *clock) {
@@ -126,29 +126,34 @@ static chk_status check_writes(const access *one, int verb) {
     return CHK_OK;
 }
 
-/* First granule, and in it the first warp, whose newest tcgen05.ld is not in a clock; -1: none. */
-static int64_t first_load(const access *one, const int32_t *clock, uint32_t *loader) {
-    chk_cluster *cluster = one->cluster;
-    const chk_tensor *tensor = one->tensor;
-    EACH_CELL(cell, one)
-    for (uint32_t word = 0; word < tensor->words; word++)
-        for (uint64_t left = tensor->load_slots[(size_t)cell * tensor->words + word]; left; left &= left - 1) {
-            *loader = 64 * word + (uint32_t)__builtin_ctzll(left);
-            int32_t component = cluster->slot_component[CHK_TMEM_LD][*loader] - 1;
-            if (tensor->loads[(size_t)cell * cluster->num_slots + *loader] > clock[component]) return cell;
+/* The first warp whose newest tcgen05.ld of a granule is not in a clock; -1: none. */
+static int32_t late_loader(const access *one, uint32_t cell, const int32_t *clock) {
+    const chk_cluster *cluster = one->cluster;
+    const int32_t *loads = one->tensor->loads + (size_t)cell * cluster->num_slots;
+    const uint64_t *slots = one->tensor->load_slots + (size_t)cell * one->tensor->words;
+    for (uint32_t word = 0; word < one->tensor->words; word++)
+        for (uint64_t left = slots[word]; left; left &= left - 1) {
+            uint32_t loader = 64 * word + (uint32_t)__builtin_ctzll(left);
+            if (loads[loader] > clock[cluster->slot_component[CHK_TMEM_LD][loader] - 1]) return (int32_t)loader;
         }
+    return -1;
+}
+
+/* First granule with such a warp, and the warp; -1: none. */
+static int64_t first_load(const access *one, const int32_t *clock, int32_t *loader) {
+    EACH_CELL(cell, one) if ((*loader = late_loader(one, cell, clock)) >= 0) return cell;
     return -1;
 }
 
 /* tcgen05.ld before a write: completed by wait::ld (R7w), and fenced (R15; not asked for where NULL). */
 static void check_loads(const access *one, const int32_t *fenced, int verb) {
-    uint32_t loader = 0;
+    int32_t loader = 0;
     int64_t at = first_load(one, one->clock, &loader);
     int is_weak = at >= 0;
     if (!is_weak && fenced) at = first_load(one, fenced, &loader);
     if (at < 0) return;
     int32_t component = one->cluster->slot_component[CHK_TMEM_LD][loader] - 1, site = one->tensor->load_site[at];
-    int32_t count = one->tensor->loads[(size_t)at * one->cluster->num_slots + loader];
+    int32_t count = one->tensor->loads[(size_t)at * one->cluster->num_slots + (uint32_t)loader];
     if (is_weak)
         report(one, CHK_TENSOR_LOAD, (uint32_t)at, component, site, verb);
     else
@@ -200,7 +205,7 @@ static chk_status note_reads(const access *one, chk_token token) {
     return CHK_OK;
 }
 
-/* ---- the usual case: nothing to tell ---------------------------------------------------------------------------------- */
+/* ---- the usual case: nothing to tell ----------------------------------------------------------------------------- */
 
 /* What is complete for the warp and, where that is asked for, fenced: the smaller of both counts. 0 when the warp has
  * not had components of its own yet: they are made in the order in which the rules come to need them. */
@@ -221,19 +226,6 @@ static int strictest_clock(const access *one, int32_t *both) {
     return 1;
 }
 
-static int loads_unordered(const access *one, uint32_t cell, const int32_t *clock) {
-    for (uint32_t word = 0; word < one->tensor->words; word++)
-        if (one->tensor->load_slots[(size_t)cell * one->tensor->words + word]) {
-            access alone = *one;
-            uint32_t loader;
-            alone.quarter = cell / CHK_COLUMNS;
-            alone.column = cell % CHK_COLUMNS;
-            alone.num_quarters = alone.num_cols = 1;
-            return first_load(&alone, clock, &loader) >= 0;
-        }
-    return 0;
-}
-
 /* Whether no rule has anything to tell; when it says no, the rules themselves find out. */
 static int is_quiet(const access *one, int is_write) {
     int32_t both[CHK_COMPONENTS];
@@ -244,7 +236,7 @@ static int is_quiet(const access *one, int is_write) {
         if (both[cell->writer - (cell->writer != 0)] < cell->written) return 0;
         if (!is_write && cell->initialised != CHK_FULL) return 0;
         if (is_write && cell->read_mask && chk_reads_unordered(shadow, at, CHK_FULL, both)) return 0;
-        if (is_write && loads_unordered(one, at, both)) return 0;
+        if (is_write && late_loader(one, at, both) >= 0) return 0;
     }
     return 1;
 }
@@ -262,7 +254,7 @@ static chk_status check_store(const access *one) {
     return status == CHK_OK ? check_reads(one) : status;
 }
 
-/* ---- tcgen05.ld and st ------------------------------------------------------------------------------------------------ */
+/* ---- tcgen05.ld and st ------------------------------------------------------------------------------------------- */
 
 static void note_loads(const access *one, int32_t count) {
     EACH_CELL(cell, one) {
@@ -319,7 +311,7 @@ chk_status chk_tmem_access(chk_cluster *cluster, const chk_gang *gang, uint32_t 
     return is_write ? store(&one) : load(&one);
 }
 
-/* ---- tcgen05.mma and cp ----------------------------------------------------------------------------------------------- */
+/* ---- tcgen05.mma and cp ------------------------------------------------------------------------------------------ */
 
 /* The granules of a (lane, lanes, column, columns) block. */
 static chk_status block_of(chk_cluster *cluster, const chk_gang *gang, const chk_operation *operation,
@@ -354,7 +346,7 @@ chk_status chk_product_writes(chk_cluster *cluster, const chk_gang *gang, const 
     return CHK_OK;
 }
 
-/* ---- tcgen05.dealloc, wait and fence ------------------------------------------------------------------------------------ */
+/* ---- tcgen05.dealloc, wait and fence ----------------------------------------------------------------------------- */
 
 static void check_free(const access *one) {
     const chk_shadow *shadow = &one->tensor->shadow;

@@ -85,7 +85,7 @@ static void report_all(chk_launch *launch, flow *f) {
     }
 }
 
-/* ---- input ---------------------------------------------------------------------------------------------------------- */
+/* ---- input ------------------------------------------------------------------------------------------------------- */
 
 /* Whether `count` lists, of numbers below `limit`, follow each other in one array. */
 static int lists_ok(const uint32_t *start, const uint32_t *list, uint32_t count, uint32_t limit) {

@@ -69,7 +69,8 @@ static void damage(int64_t *words, size_t count, const size_t *starts, size_t ev
     for (uint64_t n = 1 + draw(40); n > 0; n--) {
         size_t start = starts[draw(events)], length = (size_t)words[start + 1];
         if (draw(50) == 0) words[start + draw(2)] = odd_word(words, count); /* number or length of the event */
-        else if (length && length < count - start) words[start + 2 + draw(length < 24 ? length : 24)] = odd_word(words, count);
+        else if (length && length < count - start)
+            words[start + 2 + draw(length < 24 ? length : 24)] = odd_word(words, count);
     }
 }
 

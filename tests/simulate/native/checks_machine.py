@@ -255,6 +255,26 @@ class Machine:
             self.observer.tmem_wait(second, None, "after")
         self.observer.tmem_access(second, second.warps[0], quarter | column, 2, self.flip(), self.site())
 
+    def commit_over(self) -> None:
+        """A product, its commit, a warp that waits for it and touches what it wrote."""
+        g = self.gang(single=True)
+        barriers = list(g.cta.mbarriers.values())
+        if not barriers:
+            return
+        barrier, block = self.random.choice(barriers), (0, 128, self.random.randrange(6), 2)
+        op = AsyncOp("product", [lambda: None])
+        self.observer.issue(g, g.warps[0], op, "mma", [], [("tmem", g.cta, block)], self.site())
+        clock = self.observer.products_so_far(g.warps[0])
+        self.observer.deferred_arrive(barrier, clock)
+        barrier.phase, barrier.pending = barrier.phase + 1, barrier.expected
+        self.observer.phase_completed(barrier)
+        warp = self.random.choice(g.cta.warps)
+        other = _Gang(g.cta, [warp])
+        self.observer.wait_passed(other, None, barrier, 0, self.site())
+        if self.flip(0.8):
+            self.observer.tmem_wait(other, None, "after")
+        self.observer.tmem_access(other, warp, (warp.index % 4) << 21 | block[2], 2, self.flip(), self.site())
+
     def _meet(self, first, second) -> None:
         barrier = first.cta.named[2]
         generation = barrier.generation
@@ -401,6 +421,7 @@ _EVENTS = {
     "tensor_wait": 8,
     "tensor_free": 2,
     "hand_over": 6,
+    "commit_over": 4,
     "issue": 16,
     "waited": 6,
     "take_clock": 3,
