@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import lg2_unit, mufu, tensor_map
+from fa4build.simulate import tensor_map
 from fa4build.simulate.checks.findings import LIMIT, Findings
 from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
 from fa4build.simulate.global_memory import GlobalMemory
@@ -17,6 +17,7 @@ from fa4build.simulate.native.build import library
 from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.orders import FIELDS, ORDERS, Order
 from fa4build.simulate.native.program import Program, program_for
+from fa4build.simulate.native.tables import table
 
 _POINTER = ctypes.c_void_p
 RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
@@ -245,18 +246,7 @@ def concurrent_or_one(clusters: int) -> int:
 
 
 def _tables() -> _Tables:
-    return _Tables(
-        ex2=mufu.ex2_table().ctypes.data,
-        rcp_delta=_rcp_delta().ctypes.data,
-        squares=lg2_unit.squares().ctypes.data,
-    )
-
-
-def _rcp_delta() -> np.ndarray:
-    delta = mufu._rcp_delta()
-    if delta.dtype != np.int8 or not delta.flags.c_contiguous:
-        raise SimulationError(f"the table of rcp has {delta.dtype}; the native engine reads int8")
-    return delta
+    return _Tables(**{name: table(name).ctypes.data for name in ("ex2", "rcp_delta", "squares")})
 
 
 @lru_cache(maxsize=8)

@@ -2,10 +2,12 @@
 cost nothing; a compiler that fails is a ToolchainError with its words, and nothing is left behind.
 """
 
+import numpy as np
 import pytest
 
-from fa4build.errors import ToolchainError
-from fa4build.simulate.native import build
+from fa4build.errors import SimulationError, ToolchainError
+from fa4build.simulate import lg2_unit, mufu
+from fa4build.simulate.native import build, tables
 
 
 def test_comments_and_layout_are_no_tokens():
@@ -42,6 +44,24 @@ def test_a_failing_compiler_is_an_error_in_its_words_and_leaves_nothing(tmp_path
         build.build(tmp_path)
 
     assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize(("name", "make"), [("rcp_delta", mufu._rcp_delta), ("squares", lg2_unit.squares)])
+def test_a_table_is_made_once_and_then_mapped(name, make, tmp_path, monkeypatch):
+    """Its file holds what the Python units compute."""
+    first = tables.load(name, tmp_path)
+    monkeypatch.setitem(tables._MAKERS, name, (lambda: pytest.fail("made again"), first.dtype.type))
+
+    assert np.array_equal(tables.load(name, tmp_path), make())
+    assert isinstance(first, np.memmap)
+
+
+def test_a_table_of_another_type_is_refused(tmp_path, monkeypatch):
+    """The engine would read it as something else."""
+    monkeypatch.setitem(tables._MAKERS, "squares", (lambda: np.zeros(4, np.int32), np.int64))
+
+    with pytest.raises(SimulationError, match="squares has int32; the native engine reads int64"):
+        tables.load("squares", tmp_path)
 
 
 def test_floating_point_stays_as_written():
