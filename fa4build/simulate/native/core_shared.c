@@ -41,20 +41,24 @@ static void addresses_of(const Warp *w, int32_t o, uint32_t plus, uint32_t *addr
 
 /* ---- elements and registers -------------------------------------------------------------------------------------- */
 
+#define COPY(type, to, from) memcpy(to, from, sizeof(type))
+
 uint64_t read_element(const uint8_t *from, int size) {
+    uint64_t value = 0;
     switch (size) {
-    case 4: return *(const uint32_t *)from;
-    case 8: return *(const uint64_t *)from;
-    case 2: return *(const uint16_t *)from;
-    default: return *from;
+    case 4: COPY(uint32_t, &value, from); break;
+    case 8: COPY(uint64_t, &value, from); break;
+    case 2: COPY(uint16_t, &value, from); break;
+    default: value = *from;
     }
+    return value;
 }
 
 void write_element(uint8_t *to, int size, uint64_t value) {
     switch (size) {
-    case 4: *(uint32_t *)to = (uint32_t)value; break;
-    case 8: *(uint64_t *)to = value; break;
-    case 2: *(uint16_t *)to = (uint16_t)value; break;
+    case 4: COPY(uint32_t, to, &value); break;
+    case 8: COPY(uint64_t, to, &value); break;
+    case 2: COPY(uint16_t, to, &value); break;
     default: *to = (uint8_t)value;
     }
 }

@@ -258,13 +258,14 @@ static Row row_of(const Box *b, int64_t number) {
 }
 
 static void load_row(const Box *b, Row row, uint8_t *shared) {
-    const uint8_t *source = b->buffer ? b->buffer->data - b->buffer->base + row.address : NULL;
+    /* A number: the row may begin before the buffer. */
+    uintptr_t source = b->buffer ? (uintptr_t)b->buffer->data + (uintptr_t)(row.address - b->buffer->base) : 0;
     int64_t low = row.inside && b->buffer ? b->low[0] : b->count[0], high = row.inside && b->buffer ? b->high[0] : 0;
     for (int64_t k = 0; k < b->count[0]; k++) {
         uint8_t *target = shared + swizzled(&b->map, row.shared + (uint32_t)k * b->unit);
         bool inside = k >= low && k < high;
-        if (b->unit == UNIT && inside) memcpy(target, source + k * UNIT, UNIT);
-        else if (inside) memcpy(target, source + k * b->unit, b->unit);
+        if (b->unit == UNIT && inside) memcpy(target, (const void *)(source + (uintptr_t)k * UNIT), UNIT);
+        else if (inside) memcpy(target, (const void *)(source + (uintptr_t)k * b->unit), b->unit);
         else memset(target, 0, b->unit);
     }
 }
@@ -304,7 +305,7 @@ static void write_box(Op *op, const Box *b) {
     for (int64_t r = 0; r < num_rows(b); r++) {
         Row row = row_of(b, r);
         if (!row.inside) continue;
-        uint8_t *target = b->buffer->data + (row.address - b->buffer->base) + b->low[0] * b->unit;
+        uint8_t *target = b->buffer->data + (row.address + (uint64_t)b->low[0] * b->unit - b->buffer->base);
         if (b->reduces) add_floats(target, source, (int64_t)bytes / 4);
         else memcpy(target, source, bytes);
         source += bytes;

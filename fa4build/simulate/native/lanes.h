@@ -4,7 +4,8 @@
 
 #include "core.h"
 
-#define VECTOR(type, n) type __attribute__((ext_vector_type(n)))
+/* Registers lie at multiples of 128 bytes, constants too. */
+#define VECTOR(type, n) type __attribute__((ext_vector_type(n), aligned(64)))
 typedef VECTOR(uint32_t, 32) u32x;
 typedef VECTOR(int32_t, 32) s32x;
 typedef VECTOR(uint64_t, 32) u64x;
