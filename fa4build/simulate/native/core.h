@@ -71,7 +71,6 @@ typedef struct {
     int32_t miss_percent;     /* chance that a barrier test fails although the phase is over */
     uint32_t starved;         /* warps of each CTA that run only when no other can */
     int32_t reversed_clusters; /* the last cluster of the grid starts first */
-    int32_t lockstep;          /* warps of a CTA at one place go on together, a piece of straight code each in turn */
 } Order;
 enum { PICK_NEWEST = 0, PICK_OLDEST, PICK_ANY };
 enum { WARPS_FORWARD = 0, WARPS_BACKWARD, WARPS_SHUFFLED };
@@ -86,7 +85,6 @@ typedef struct {
      * with are product[product_start[k]..], accumulators first. */
     const int32_t *track_start, *track, *product_start, *product;
     int64_t num_registers;
-    const uint8_t *ends;     /* of each instruction: whether a piece of straight code ends with it */
     const int32_t *specials; /* triples: number, bits, offset */
     int64_t num_specials;
     int64_t register_bytes;
@@ -520,7 +518,7 @@ bool take_origin(Run *run, int32_t origin[3]);
 int schedule(Run *run);
 bool may_miss(Run *run);
 /* core_run.c */
-int run_warp(Warp *w, int64_t quantum, bool one_piece);
+int run_warp(Warp *w, int64_t quantum);
 void lanes_exit(Warp *w, uint32_t mask);
 
 #define DECLARE(name) int op_##name(Warp *w, const Ins *i);

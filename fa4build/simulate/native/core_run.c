@@ -92,11 +92,9 @@ static inline uint32_t guarded(const Warp *w, const Ins *i) {
     return w->active & (i->guard & 1 ? ~p : p);
 }
 
-/* Runs until the warp blocks, leaves, fails, or has executed more than `quantum` instructions; `one_piece`: also to the
- * end of a piece of straight code. */
-int run_warp(Warp *w, int64_t quantum, bool one_piece) {
+/* Runs until the warp blocks, leaves, fails, or has executed more than `quantum` instructions. */
+int run_warp(Warp *w, int64_t quantum) {
     const Ins *code = w->code;
-    const uint8_t *ends = w->run->launch->ends;
     int64_t executed = 0, limit = w->run->launch->instruction_limit;
     int status = NEXT;
     while (executed <= quantum) {
@@ -109,19 +107,16 @@ int run_warp(Warp *w, int64_t quantum, bool one_piece) {
         w->mask = i->guard < 0 ? w->active : guarded(w, i);
         if (!w->mask && i->target < 0) {
             w->pc++;
-            if (one_piece && ends[i - code]) break;
             continue;
         }
         status = i->run(w, i);
         if (status == NEXT) w->pc++;
         else if (status != JUMP) break;
-        if (one_piece && ends[i - code]) break;
         if (executed > limit) {
             status = fault(w, "more than %lld instructions without an end: livelock?", (long long)limit);
             break;
         }
     }
-    w->executed += executed;
     w->run->steps += executed;
     w->run->warp_instructions += executed;
     return status;

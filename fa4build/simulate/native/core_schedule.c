@@ -40,66 +40,17 @@ static int64_t quantum_of(Run *run) {
     return longest ? 1 + (int64_t)(next_random(&run->random) % (uint64_t)longest) : NO_QUANTUM;
 }
 
-/* Runs a warp, alone, until it has to wait or its quantum is over. */
-static int run_alone(Run *run, Warp *w) {
-    int status = run_warp(w, quantum_of(run), false);
-    w->blocked = status == BLOCKED;
-    return status == FAULTED ? FAULTED : NEXT;
-}
-
-/* Live warps of the CTA at the same place, this one included. */
-static int companions(Warp *w, Warp **together) {
-    int n = 0;
-    for (int k = 0; k < w->cta->num_warps; k++) {
-        Warp *o = w->cta->warps + k;
-        if (!o->dead && !o->blocked && o->pc == w->pc && o->depth == w->depth) together[n++] = o;
-    }
-    return n;
-}
-
-/* Runs a warp until it has to wait, and with it those that go the same way, a piece of straight code each in turn. */
-static int run_together(Run *run, Warp *w) {
-    Warp *together[MAX_WARPS];
-    int64_t start = w->executed, limit = run->launch->instruction_limit;
-    while (!w->dead && !w->blocked) {
-        int n = companions(w, together);
-        for (int k = 0; k < n; k++) {
-            int status = run_warp(together[k], NO_QUANTUM, true);
-            together[k]->blocked = status == BLOCKED;
-            if (status == FAULTED) return FAULTED;
-        }
-        if (w->executed - start > limit)
-            return fault(w, "more than %lld instructions without an end: livelock?", (long long)limit);
-    }
-    return NEXT;
-}
-
 static int run_one(Run *run, Warp *w) {
-    bool lockstep = run->launch->order.lockstep && !run->launch->order.longest_run;
-    if (lockstep ? run_together(run, w) : run_alone(run, w)) return FAULTED;
+    int status = run_warp(w, quantum_of(run));
+    if (status == FAULTED) return FAULTED;
+    w->blocked = status == BLOCKED;
     if (run->warp_instructions > run->launch->instruction_limit * 64)
         return fault(w, "more than %lld warp instructions in all: livelock?",
                      (long long)run->launch->instruction_limit * 64);
     run->in_engine = true;
-    int status = drift(&w->cta->cluster->engine);
+    status = drift(&w->cta->cluster->engine);
     run->in_engine = false;
     return status == FAULTED ? FAULTED : NEXT;
-}
-
-/* The wait of a warp is over if it can be; of those that wait at the same instruction as well, where they keep step. */
-static int resume(Run *run, Warp *w, bool *ready) {
-    const Ins *ins = w->wait.ins;
-    int status = NEXT;
-    *ready = wait_ready(w, &status);
-    if (status || !*ready) return status;
-    if (wait_finish(w)) return FAULTED;
-    for (int k = 0; run->launch->order.lockstep && k < w->cta->num_warps; k++) {
-        Warp *o = w->cta->warps + k;
-        if (o->dead || !o->blocked || o->wait.ins != ins) continue;
-        bool too = wait_ready(o, &status);
-        if (status || (too && wait_finish(o))) return FAULTED;
-    }
-    return NEXT;
 }
 
 static bool is_starved(const Run *run, const Warp *w) { return run->launch->order.starved >> w->index & 1; }
@@ -108,10 +59,14 @@ static bool is_starved(const Run *run, const Warp *w) { return run->launch->orde
 static int one_round(Run *run, Warp **order, int n, bool starved, bool *progress) {
     for (int k = 0; k < n; k++) {
         Warp *w = order[k];
-        bool ready = true;
+        int status = NEXT;
         if (w->dead || is_starved(run, w) != starved) continue;
-        if (w->blocked && resume(run, w, &ready)) return FAULTED;
-        if (!ready) continue;
+        if (w->blocked) {
+            bool ready = wait_ready(w, &status);
+            if (status) return FAULTED;
+            if (!ready) continue;
+            if (wait_finish(w)) return FAULTED;
+        }
         if (run_one(run, w) == FAULTED) return FAULTED;
         *progress = true;
     }

@@ -24,8 +24,6 @@ class Order:
         miss_percent: chance that a barrier test without a time limit fails although the phase is over.
         starved: bit w: warp w of each CTA runs only when no other can.
         reversed_clusters: the last cluster of the grid starts first.
-        lockstep: warps of a CTA at one place go on together, a piece of straight code each in turn; not with
-            `longest_run`, and not where a launch says `by_warp`.
     """
 
     deferred: bool = False
@@ -36,14 +34,13 @@ class Order:
     miss_percent: int = 0
     starved: int = 0
     reversed_clusters: bool = False
-    lockstep: bool = False
 
 
 FIELDS = tuple(field.name for field in fields(Order))
 
 ORDERS = {
-    "eager": Order(lockstep=True),
-    "late": Order(deferred=True, warps=BACKWARD, lockstep=True),
+    "eager": Order(),
+    "late": Order(deferred=True, warps=BACKWARD),
     "random": Order(deferred=True, pick=ANY, warps=SHUFFLED, longest_run=299, drift_percent=40, miss_percent=30),
     "late, in order": Order(deferred=True, pick=OLDEST),
     "clusters reversed": Order(reversed_clusters=True, warps=BACKWARD),

@@ -32,7 +32,6 @@ class Program:
         constants: bytes of all immediates. lists: operands of instructions with many.
         register_bytes: of one warp. specials: (number in SPECIALS, bits, offset) of values to fill in.
         texts: of faults that lie in the code itself.
-        ends: u8, 1 where a piece of straight code ends, as the Python engine's nodes do.
         tracked, products: (first entry of every instruction, entries) of the registers of wgmma that it writes by
             other means, and that it multiplies with, accumulators first.
         function, blocks, contracted: as the Python engine has them.
@@ -47,7 +46,6 @@ class Program:
     register_bytes: int
     specials: np.ndarray
     texts: tuple[str, ...]
-    ends: np.ndarray
     tracked: tuple[np.ndarray, np.ndarray]
     products: tuple[np.ndarray, np.ndarray]
 
@@ -81,20 +79,9 @@ def make_program(module: Module, entry: str, contract: bool) -> Program:
         register_bytes=(coder.size + 127) // 128 * 128,
         specials=np.array(specials, np.int32).reshape(-1, 3),
         texts=tuple(coder.texts),
-        ends=_ends(function, blocks),
         tracked=_table(_tracked(function)),
         products=_table([_multiplied(ins) for ins in function.instructions]),
     )
-
-
-def _ends(function: Function, blocks: tuple[Block, ...]) -> np.ndarray:
-    ends = np.zeros(len(function.instructions) + 1, np.uint8)
-    ends[[block.stop - 1 for block in blocks]] = 1
-    for index, ins in enumerate(function.instructions):
-        if ins.opcode in BRANCHES or ins.opcode in EXITS or not rule_for(ins.opcode, ins.line)[0].is_system:
-            continue
-        ends[max(index - 1, 0)] = ends[index] = 1
-    return ends
 
 
 def _multiplied(ins) -> list[int]:

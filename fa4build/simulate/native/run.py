@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -70,7 +69,6 @@ class _Launch(ctypes.Structure):
         ("product_start", _POINTER),
         ("product", _POINTER),
         ("num_registers", ctypes.c_int64),
-        ("ends", _POINTER),
         ("specials", _POINTER),
         ("num_specials", ctypes.c_int64),
         ("register_bytes", ctypes.c_int64),
@@ -133,8 +131,6 @@ def run_launch(
     Raises: SimulationError.
     """
     order = schedule if isinstance(schedule, Order) else ORDERS.get(schedule)
-    if order is not None and launch.by_warp:
-        order = replace(order, lockstep=False)
     if order is None:
         raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}")
     program = program_for(ptx, launch.kernel, contract=contract)
@@ -182,7 +178,6 @@ class _Job:
             product_start=program.products[0].ctypes.data,
             product=program.products[1].ctypes.data,
             num_registers=len(function.register_names),
-            ends=program.ends.ctypes.data,
             specials=program.specials.ctypes.data,
             num_specials=len(program.specials),
             register_bytes=program.register_bytes,
