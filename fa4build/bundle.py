@@ -14,24 +14,31 @@ Equal wheels give equal bundles, byte for byte. A bundle appears whole or not at
 
 import base64
 import json
+import os
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from fa4build import __version__
+from fa4build.arch import ARCHES
 from fa4build.errors import BundleError
+from fa4build.files import replace_directory
 from fa4build.index import WHEELS_DIR, IndexedWheel, describe_wheel, file_sha256, index_files
-from fa4build.manifest import Manifest
+from fa4build.inspect import inspect_file
+from fa4build.manifest import Entry, Manifest, evidence_summary, hardware_sentences, pack_import_name
 from fa4build.pack import read_pack
 from fa4build.runtime import bundle_check
 from fa4build.runtime.bundle_check import SIGNATURE_FILE, SIGNED_PREFIX, SUMS_FILE
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
+from fa4build.runtime.fa4_kernels.trust import SEAL_FILE
 from fa4build.sbom import Component, pypi_component, sbom_components, sbom_json
 from fa4build.signing import SigningKey
-from fa4build.wheel import LICENSE, RUNTIME_DIR, RUNTIME_NAME
+from fa4build.wheel import ENTRY_POINT_GROUP, LICENSE, RUNTIME_DIR, RUNTIME_NAME, pack_name
 from fa4build.wheel_file import read_wheel
 
 DESCRIPTION_FILE = "bundle.json"
@@ -60,13 +67,15 @@ def write_bundle(
         out: the bundle's directory. One that is there already is replaced if it is a bundle, else refused.
         wheels: wheels of fa4build; each is verified down to the last kernel.
         include: wheels of others, or directories of such: what the runtime requires and the target machines lack.
+            Packs and runtimes among them were made elsewhere, and are verified like those in `wheels`.
         sign: the key that signs the listing of digests.
 
     Raises: BundleError; WheelError if one of our wheels is damaged. `out` is as before then.
     """
-    ours = sorted(wheels, key=lambda path: path.name)
-    others = sorted(_included(include), key=lambda path: path.name)
-    _check_target(out)
+    check_target(out)
+    included = _included(include)
+    ours = sorted([*wheels, *filter(_is_ours, included)], key=lambda path: path.name)
+    others = sorted((path for path in included if path not in ours), key=lambda path: path.name)
     described = [describe_wheel(path) for path in (*ours, *others)]
     _check_set(described)
     manifests = [manifest for path in ours if (manifest := _manifest(path)) is not None]
@@ -81,9 +90,7 @@ def write_bundle(
         _seal(root, sign)
         _make_modes(root)
         size, count = _measure(root)
-        if out.exists():
-            out.rename(Path(scratch) / "replaced")
-        root.rename(out)
+        replace_directory(root, out)
     key_id = None if sign is None else sign.key_id
     return Bundle(path=out, wheels=tuple(described), num_files=count, size=size, key_id=key_id)
 
@@ -99,8 +106,28 @@ def _included(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _check_target(out: Path) -> None:
-    """Nothing but a bundle is ever replaced."""
+def _is_ours(path: Path) -> bool:
+    """Whether a wheel holds what the runtime would load, or is the runtime, whoever made it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            points = (archive.read(name) for name in names if name.endswith(".dist-info/entry_points.txt"))
+            announced = any(ENTRY_POINT_GROUP.encode() in text for text in points)
+    except (OSError, ValueError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return False  # `describe_wheel` says what is wrong with it
+    packages = {name.split("/")[0] for name in names if name.endswith(f"/{SEAL_FILE}")}
+    return announced or path.name.startswith(pack_import_name(RUNTIME_NAME)) or bool(packages)
+
+
+def check_target(out: Path) -> None:
+    """Nothing but a bundle is ever replaced, and a bundle needs a directory that can be written to.
+
+    Raises: BundleError. Call it before long work.
+    """
+    above = next((path for path in out.absolute().parents if path.exists()), Path("/"))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "cannot be written to" if above.is_dir() else "is no directory"
+        raise BundleError(f"{out}: {above} {reason}. Give a new directory where you may write.")
     if out.exists() and not (out / DESCRIPTION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise BundleError(f"{out}: is there and is no bundle, so it is left alone. Give a new directory.")
 
@@ -121,13 +148,14 @@ def _check_set(wheels: Sequence[IndexedWheel]) -> None:
 
 
 def _manifest(path: Path) -> Manifest | None:
-    """The manifest of a pack wheel, verified; None for a runtime wheel, verified as well."""
+    """The manifest of a pack wheel, verified to the kernel; None for a runtime wheel, verified to its launcher."""
     wheel = read_wheel(path)
     if any(name.count("/") == 1 and name.endswith("/manifest.json") for name in wheel.files):
         manifest = read_pack(path).manifest
         if manifest.abi != ABI_HASH:
             raise BundleError(f"{path.name}: made for ABI {manifest.abi[:12]}, the runtime here has {ABI_HASH[:12]}.")
         return manifest
+    inspect_file(path)
     return None
 
 
@@ -221,12 +249,24 @@ def _sbom(ours: Sequence[Path], wheels: Sequence[IndexedWheel]) -> bytes:
 def _readme(wheels: Sequence[IndexedWheel], manifests: Sequence[Manifest], sign: SigningKey | None) -> bytes:
     """The operator's page."""
     rows = [f"| `{w.file_name}` | {w.size:,} | `{w.sha256[:16]}` |" for w in wheels]
-    packs = [f"| `{m.pack}` | {', '.join(m.targets)} | {len(m.entries)} |" for m in manifests]
+    packs = [
+        f"| `{m.pack}` | {', '.join(m.targets)} | {len(m.entries)} | {evidence_summary(m.entries)} |" for m in manifests
+    ]
+    entries = [entry for manifest in manifests for entry in manifest.entries]
+    targets = sorted({entry.facts.target for entry in entries})
+    installs = sorted({_requirement(manifest) for manifest in manifests})
     has_torch = any(wheel.project == "torch" for wheel in wheels)
     text = _template("README.md")
     values = {
         "WHEELS": "\n".join(rows),
         "PACKS": "\n".join(packs),
+        "HARDWARE": hardware_sentences(entries),
+        "RUNS_ON": _runs_on(targets),
+        "INSTALL": "\n".join(f"    pip install --no-index --find-links wheels {name}" for name in installs),
+        "INDEX_INSTALL": "\n".join(
+            f"    pip install --index-url file:///path/to/bundle/simple/ {name}" for name in installs
+        ),
+        **_first_call(entries),
         "KEY": _signed_text(sign),
         "TORCH": "It is in this bundle." if has_torch else "It is not in this bundle: have it installed before.",
         "PROJECTS": " ".join(sorted({w.project for w in wheels if w.project.startswith(RUNTIME_NAME)})),
@@ -234,6 +274,33 @@ def _readme(wheels: Sequence[IndexedWheel], manifests: Sequence[Manifest], sign:
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text.encode()
+
+
+def _first_call(entries: Sequence[Entry]) -> dict[str, str]:
+    """Head dim, dtype and mask that a plain forward of the bundle serves; usual ones where it has none."""
+    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
+    for axes in (entry.facts.axes for entry in entries if entry.facts.op == "fwd"):
+        is_plain = not any(axes.get(name) for name in ("split", "softcap", "sink")) and axes.get("layout") == "dense"
+        is_square = axes.get("head_dim") == axes.get("head_dim_v")
+        if is_plain and is_square and axes.get("dtype") in dtypes and axes.get("mask") in ("full", "causal"):
+            causal = str(axes["mask"] == "causal")
+            return {"HEAD_DIM": str(axes["head_dim"]), "DTYPE": dtypes[str(axes["dtype"])], "CAUSAL": causal}
+    return {"HEAD_DIM": "128", "DTYPE": "bfloat16", "CAUSAL": "True"}
+
+
+def _requirement(manifest: Manifest) -> str:
+    """What installs a pack with the runtime: the extra of its target, or the pack by name where no extra names it."""
+    named = {pack_name(arch): arch.aliases[0] for arch in ARCHES}
+    if manifest.pack in named:
+        return f"'{RUNTIME_NAME}[{named[manifest.pack]}]'"
+    return f"{RUNTIME_NAME} {manifest.pack}"
+
+
+def _runs_on(targets: Sequence[str]) -> str:
+    """`A cubin for sm_90a runs on compute capability 9.0 only, sm_100a on 10.0 only.`"""
+    capability = {arch.target: ".".join(map(str, arch.compute_capability)) for arch in ARCHES}
+    first, *rest = [f"{target} {{}} {capability[target]} only" for target in targets] or [""]
+    return ", ".join([first.format("runs on compute capability"), *(text.format("on") for text in rest)])
 
 
 def _signed_text(sign: SigningKey | None) -> str:

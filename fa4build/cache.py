@@ -80,6 +80,10 @@ class CacheEntry:
         return sum(stored.size for stored in self.objects.values())
 
 
+Accept = Callable[[CacheEntry, Mapping[str, bytes]], None]
+"""Looks at an entry and its objects, by name, before they are taken over."""
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
@@ -261,15 +265,21 @@ class Cache:
         """The document of an entry, as `adopt` takes it."""
         return self._action_path(key).read_bytes()
 
-    def adopt(self, key: str, action: bytes, objects: Mapping[str, bytes]) -> CacheEntry:
+    def adopt(
+        self, key: str, action: bytes, objects: Mapping[str, bytes], *, accept: Accept | None = None
+    ) -> CacheEntry:
         """Take over an entry that another cache wrote: its document (`action`) and its objects.
 
+        Args:
+            accept: raises what it likes if it does not want the entry with these objects.
         Raises: CacheCorruptError if the document is not that of this key, or an object is not what it says.
         """
         entry = _unsealed(action, key, last_use=0.0, origin=f"entry {key}")
         for name, stored in entry.objects.items():
             if hashlib.sha256(objects.get(name, b"")).hexdigest() != stored.sha256:
                 raise CacheCorruptError(f"entry {entry.name}: its {name} is damaged.")
+        if accept is not None:
+            accept(entry, objects)
         for name in entry.objects:
             self._store(objects[name])
         self._actions.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ answered if each of the kernels that the runtime launches for it in turn is ther
 """
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,32 @@ def installed_form(paths: Iterable[Path], family: str = FAMILY) -> tuple[Pack, .
         whose, option = ("our own kernels", "") if family == FAMILY else (f"family {family}", f" --family {family}")
         raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel{option}.")
     return tuple(packs)
+
+
+def made_for(paths: Iterable[Path], family: str = FAMILY) -> frozenset[str] | None:
+    """Ids of the kernels of a family that bundles were made with, as these describe themselves.
+
+    Returns: None if any path is no bundle.
+
+    Raises: CoverageError for a description that is none.
+    """
+    found: set[str] = set()
+    for path in paths:
+        description = path / "bundle.json"
+        if not description.is_file():
+            return None
+        try:
+            packs = json.loads(description.read_bytes())["packs"]
+            found |= {str(kernel) for pack in packs if pack["family"] == family for kernel in pack["kernels"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise CoverageError(f"{description}: describes no bundle ({error!r}). Get the bundle again.") from error
+    return frozenset(found)
+
+
+def judged(coverage: Coverage, kernels: Iterable[str]) -> Coverage:
+    """The same, with nothing missing but these kernels: those that somebody asked for."""
+    wanted = set(kernels)
+    return dataclasses.replace(coverage, missing=tuple(name for name in coverage.missing if name in wanted))
 
 
 def _pack_paths(paths: Iterable[Path]) -> list[Path]:

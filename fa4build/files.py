@@ -1,8 +1,12 @@
 """Files that appear whole or not at all."""
 
+import contextlib
+import ctypes
 import os
 import tempfile
 from pathlib import Path
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -18,10 +22,41 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not tell where it is
         raise
     _sync_directory(path.parent)
+
+
+def replace_directory(new: Path, target: Path) -> None:
+    """Put a finished directory in the place of another, or of none; the old one takes the place of the new one.
+
+    Both lie in one file system. On Linux the two are exchanged in one step, so that a reader, or a kill at any moment,
+    finds the old directory or the new one. Where the file system cannot do that, the old one is moved aside first and
+    put back if the second step fails.
+    """
+    if not target.exists():
+        new.rename(target)
+    elif not _exchange(new, target):
+        aside = new.with_name(f"{new.name}.replaced")
+        target.rename(aside)
+        try:
+            new.rename(target)
+        except BaseException:
+            aside.rename(target)
+            raise
+    _sync_directory(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names in one step, if this system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        rename = ctypes.CDLL(None).renameat2
+        names = os.fsencode(first), os.fsencode(second)
+        return rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
+    return False
 
 
 def _sync_directory(directory: Path) -> None:

@@ -127,7 +127,7 @@ def _report_manifest(kind: str, name: str, manifest: Manifest) -> Report:
             "shared_bytes": entry.facts.shared_bytes,
             "cubin_bytes": entry.cubin.size,
             "cubin_sha256": entry.cubin.sha256,
-            "evidence": entry.facts.evidence.level,
+            "evidence": entry.evidence_level,
         }
         for entry in manifest.entries
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import WheelError
 from fa4build.evidence import Evidence
+from fa4build.runtime.fa4_kernels.evidence import backed_levels
 
 if TYPE_CHECKING:
     import jsonschema
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 FAMILY = "fa4"
 MAX_GROUP_ENTRIES = 64
+EVIDENCE_STATES = ("silicon", "simulated", "static", "claimed", "none")
+"""Of an entry: the highest level that a record backs, one that nothing backs, or no level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,18 @@ class Entry:
     def id(self) -> str:
         """The variant id, unique in a pack."""
         return self.facts.id
+
+    @property
+    def evidence_level(self) -> str:
+        """The highest level that a record backs; `claimed` if only others are named, `none` if none is."""
+        passed = backed_levels(
+            self.facts.evidence.as_dict(),
+            kernel=self.id,
+            target=self.facts.target,
+            cubin_sha256=self.cubin.sha256,
+            plan_sha256=self.plan.sha256,
+        )
+        return passed[-1] if passed else "none" if self.facts.evidence.level == "none" else "claimed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +343,29 @@ def _check_tiling(manifest: Manifest) -> None:
             end += blob.size
         if end != group.raw_size:
             raise WheelError(f"pack {manifest.pack}: {group.file}: blobs fill {end} bytes of {group.raw_size}.")
+
+
+def evidence_summary(entries: Iterable[Entry]) -> str:
+    """How many kernels have which highest level: `2 simulated, 1 none`."""
+    found = [entry.evidence_level for entry in entries]
+    return ", ".join(f"{found.count(state)} {state}" for state in EVIDENCE_STATES if state in found)
+
+
+def hardware_sentences(entries: Iterable[Entry]) -> str:
+    """For each target: whether its kernels have run on hardware, by the records in the manifest."""
+    by_target: dict[str, list[str]] = {}
+    for entry in entries:
+        by_target.setdefault(entry.facts.target, []).append(entry.evidence_level)
+    return " ".join(_hardware_sentence(target, levels) for target, levels in sorted(by_target.items()))
+
+
+def _hardware_sentence(target: str, levels: list[str]) -> str:
+    count, total = levels.count("silicon"), len(levels)
+    if count == 0:
+        return f"No {target} kernel here has run on hardware."
+    if count < total:
+        return f"{count} of the {total} {target} kernels here have run on hardware; the others have not."
+    return f"Every {target} kernel here has run on hardware."
 
 
 def group_file_name(number: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fa4build.errors import WheelError
 from fa4build.files import write_atomically
+from fa4build.kernel_check import check_kernel, claim_of
 from fa4build.manifest import (
     FAMILY,
     MAX_GROUP_ENTRIES,
@@ -94,6 +95,15 @@ class Pack:
         return {INIT_FILE: init.encode(), MANIFEST_FILE: manifest_to_json(self.manifest).encode()}
 
 
+def check_artifacts(artifacts: Iterable[Artifact], *, remedy: str) -> None:
+    """Accept built variants if each cubin and plan is the kernel that its facts describe, see `check_kernel`.
+
+    Raises: WheelError naming the first that is not.
+    """
+    for artifact in artifacts:
+        check_kernel(claim_of(artifact.facts.id, artifact.facts), artifact.cubin, artifact.plan, remedy=remedy)
+
+
 def build_pack(
     artifacts: Iterable[Artifact],
     *,
@@ -155,14 +165,30 @@ def write_pack(pack: Pack, directory: Path) -> Path:
 
 
 def read_pack(path: Path) -> Pack:
-    """Read and verify a pack.
+    """Read and verify a pack, down to each kernel.
 
     Args:
         path: the import package's directory, or a wheel that holds one.
 
-    Raises: WheelError when the manifest is missing, of a newer schema or damaged, or payload and manifest disagree
-        in either direction.
+    Raises: WheelError when the manifest is missing, of a newer schema or damaged, payload and manifest disagree in
+        either direction, a wheel holds other files, or a cubin is not the kernel that the manifest describes.
     """
+    pack = _read_pack(path)
+    check_artifacts(unpack(pack, origin=path.name), remedy=f"{path.name} is not what it says; get it from its maker.")
+    return pack
+
+
+def manifests_in(wheel: Path) -> tuple[Manifest, ...]:
+    """The manifests of all packs in a wheel, none of a runtime wheel. Kernels are not read. Raises: WheelError."""
+    from fa4build.wheel_file import read_wheel
+
+    files = read_wheel(wheel).files
+    names = sorted(name for name in files if name.endswith(f"/{MANIFEST_FILE}") and name.count("/") == 1)
+    return tuple(manifest_from_json(files[name], origin=f"{wheel.name}: {name}") for name in names)
+
+
+def _read_pack(path: Path) -> Pack:
+    """The pack itself, its kernels unread."""
     if path.is_dir():
         files = {item.name: item.read_bytes() for item in sorted(path.iterdir()) if item.name != "__pycache__"}
         return pack_from_files(files, origin=str(path))
@@ -175,6 +201,13 @@ def read_pack(path: Path) -> Pack:
             f"{path}: holds {len(packages)} packs; exactly one is expected. Give a pack wheel or directory."
         )
     prefix = packages[0] + "/"
+    beside = {"fa4_kernels"} if wheel.name == "fa4_kernels_single" else set()
+    tops = {name.split("/")[0] for name in wheel.files} - {packages[0], wheel.dist_info} - beside
+    if tops:
+        raise WheelError(
+            f"{path.name}: holds {', '.join(sorted(tops))} beside its pack, which pip would install and Python may "
+            "run. A pack is data only; get the wheel from its maker."
+        )
     files = {name.removeprefix(prefix): data for name, data in wheel.files.items() if name.startswith(prefix)}
     pack = pack_from_files(files, origin=path.name)
     if pack_import_name(pack.manifest.pack) != packages[0] or pack.manifest.version != wheel.version:

@@ -1,6 +1,7 @@
 """From cached compiles to the set of wheels that users install: everything is prepared before anything is written."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from fa4build.arch import ARCHES, Arch
 from fa4build.budget import Forecast, Traits, forecast, part_labels, part_name, sample_of, split, traits_of
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import WheelError
-from fa4build.evidence import Committed, committed_in, evidence_for
+from fa4build.evidence import Committed, committed_in, evidence_for, subject_of
 from fa4build.families.interface import Family
 from fa4build.families.registry import family_named
+from fa4build.kernel_check import claim_of_entry
 from fa4build.launcher_build import PLATFORMS, platform_named
-from fa4build.manifest import Facts
-from fa4build.pack import Artifact
+from fa4build.manifest import EVIDENCE_STATES, Facts
+from fa4build.pack import Artifact, manifests_in
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.selection import Selection
 from fa4build.signing import SigningKey
@@ -32,7 +34,10 @@ from fa4build.wheel import (
 )
 
 EVIDENCE_DIR = Path(__file__).parent.parent / "evidence"
-"""Records from GPUs in a checkout. An installed fa4build has none, whatever lies there: see `checkout_root`."""
+"""Records from GPUs and of the simulator in a checkout."""
+
+INSTALLED_EVIDENCE_DIR = Path(__file__).parent / "committed_evidence"
+"""The same records in an installed fa4build, which came with it."""
 
 ALL_PLATFORMS = tuple(platform.tag for platform in PLATFORMS)
 _SEPARATE_FIELDS = ("$type", "op", "arch")  # of a variant: the manifest has fields of its own for them
@@ -56,8 +61,8 @@ def write_wheels(
     Args:
         selection: the variants; all of them must be in the cache.
         platforms: tags or machine names of the hosts; none = packs alone.
-        evidence_dirs: committed records from GPUs; directories that do not exist count as empty. Default: `evidence/`
-            of the checkout; an installed fa4build has none.
+        evidence_dirs: committed records; directories that do not exist count as empty. Default: those that belong to
+            this fa4build, see `committed_evidence`.
         limit_bytes: split a pack that is larger, refuse a wheel that cannot be split.
         allow_spills: whether kernels whose registers spill to memory are packed.
         family: whose kernels; default: our own.
@@ -142,15 +147,28 @@ def _forecast_parts(
 
 
 def committed_evidence() -> tuple[Path, ...]:
-    """Where a checkout keeps records from GPUs and of the simulator; nowhere for an installed fa4build."""
-    return () if checkout_root() is None else (EVIDENCE_DIR,)
+    """Where the records from GPUs and of the simulator lie that belong to this fa4build, checkout or installed."""
+    return (INSTALLED_EVIDENCE_DIR,) if checkout_root() is None else (EVIDENCE_DIR,)
+
+
+def evidence_counts(wheels: Iterable[Path]) -> dict[str, int]:
+    """How many kernels of these wheels have which highest level of evidence, of all packs in them together.
+
+    Returns: `silicon`, `simulated`, `static`, `claimed`, `none` -> number; levels without a kernel are left out.
+    """
+    found: Counter[str] = Counter()
+    for path in wheels:
+        found.update(entry.evidence_level for manifest in manifests_in(path) for entry in manifest.entries)
+    return {level: found[level] for level in EVIDENCE_STATES if found[level]}
 
 
 def artifact_of(entry: CacheEntry, cache: Cache, committed: Committed) -> Artifact:
     """A cached compile as a pack takes it, with the evidence there is for its very cubin.
 
-    Raises: CacheCorruptError when stored bytes do not match their digest.
+    Raises: CacheCorruptError when stored bytes do not match their digest; WheelError when the entry is of another
+        variant than its key.
     """
+    claim_of_entry(entry.name, entry.inputs, entry.facts)
     source = entry.inputs["source"]
     variant = source["variant"]
     facts = Facts(
@@ -165,7 +183,7 @@ def artifact_of(entry: CacheEntry, cache: Cache, committed: Committed) -> Artifa
         source_sha256=source["sha256"],
         key=entry.key,
         tuning=_plain(entry.inputs["tuning"]),
-        evidence=evidence_for(entry.objects["cubin"].sha256, cache.root, committed),
+        evidence=evidence_for(subject_of(entry), cache.root, committed),
     )
     return Artifact(
         facts=facts,

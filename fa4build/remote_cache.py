@@ -2,29 +2,38 @@
 
 An entry is an ActionResult whose output files are the action document of `cache.py` and its objects, so that a server
 that checks its action cache accepts it and never serves an action whose blobs it has evicted. What arrives is checked
-like what is on disk: blobs against their sha256, the action against its key. Read only unless asked otherwise. A server
-that does not answer is a miss, told once: the local cache is complete without it.
+like what is on disk: blobs against their sha256, the action against its key, the cubin against what the action says of
+it. Read only unless asked otherwise. A server that does not answer, or answers with anything but HTTP, is a miss, told
+once: the local cache is complete without it. No server ends a build, and none holds it longer than `DEADLINE_S`.
 
 Sources: Bazel remote execution API v2, messages ActionResult, OutputFile and Digest; bazel-remote's README, HTTP API.
 """
 
 import base64
 import hashlib
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fa4build.cache import OBJECTS, Cache, CacheEntry
-from fa4build.errors import CacheCorruptError
+from fa4build.errors import CacheCorruptError, WheelError
 from fa4build.files import write_atomically
+from fa4build.kernel_check import check_kernel, claim_of_entry
 
 ACTION_FILE = "action.json"
-TIMEOUT_S = 30
+TIMEOUT_S = 30.0
+"""How long a server may say nothing."""
+
+DEADLINE_S = 60.0
+"""How long one blob may take, from the look-up of the host to its last byte: a slow drip never says nothing."""
+
 _MAX_BLOB_BYTES = 256 << 20
+_MAX_WARNING = 400
 
 
 class RemoteCacheWarning(UserWarning):
@@ -58,10 +67,25 @@ class DirectoryStore:
         write_atomically(target, data)
 
 
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to http and https alone, never from https to http, and tells no other host the password."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The next request. Raises: HTTPError for a redirect that is not followed."""
+        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        if new.scheme not in ("http", "https") or (old.scheme, new.scheme) == ("https", "http"):
+            raise urllib.error.HTTPError(req.full_url, code, f"redirected to {new.scheme}:, not followed", headers, fp)
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and old.netloc != new.netloc:
+            following.remove_header("Authorization")
+        return following
+
+
 class HttpStore:
     """`http://` and `https://`; a user and password in the URL are sent as basic authentication."""
 
     def __init__(self, url: str) -> None:
+        self._opener = urllib.request.build_opener(_SafeRedirects)
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         self._base = urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
@@ -71,25 +95,58 @@ class HttpStore:
             self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
 
     def get(self, path: str) -> bytes | None:
-        """The blob, None if there is none. Raises: OSError for any other answer, and for a blob over 256 MiB."""
-        try:
-            with self._open("GET", path, None) as response:
-                data = response.read(_MAX_BLOB_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            raise
-        if len(data) > _MAX_BLOB_BYTES:
+        """The blob, None if there is none.
+
+        Raises: OSError for any other answer, for a blob over 256 MiB, and after `DEADLINE_S`.
+        """
+        data = _before_deadline(lambda: self._get(path))
+        if data is not None and len(data) > _MAX_BLOB_BYTES:
             raise OSError(f"{path}: larger than {_MAX_BLOB_BYTES} bytes")
         return data
 
     def put(self, path: str, data: bytes) -> None:
-        """Store a blob."""
-        self._open("PUT", path, data).close()
+        """Store a blob. Raises: as `get`."""
+        _before_deadline(lambda: self._open("PUT", path, data).close())
+
+    def _get(self, path: str) -> bytes | None:
+        try:
+            with self._open("GET", path, None) as response:
+                return response.read(_MAX_BLOB_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return None
+            raise
 
     def _open(self, method: str, path: str, data: bytes | None) -> Any:
         request = urllib.request.Request(f"{self._base}/{path}", data=data, method=method, headers=self._headers)
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        return self._opener.open(request, timeout=TIMEOUT_S)
+
+
+def _before_deadline(transfer: Callable[[], bytes | None]) -> bytes | None:
+    """What a transfer comes to. Raises: OSError for whatever it raised, and after `DEADLINE_S`.
+
+    In a thread of its own, which is left behind at the deadline: a host look-up, a handshake and a header that comes
+    byte by byte have no timeout that covers all of them.
+    """
+    done: list[bytes | None] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(transfer())
+        except Exception as error:  # whatever a server makes http.client, ssl or a codec raise
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if failed:
+        error = failed[0]
+        raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+    if not done:
+        raise OSError(f"not done after {DEADLINE_S:g} s")
+    return done[0]
 
 
 def store_at(url: str) -> Store:
@@ -121,7 +178,7 @@ class SharedCache(Cache):
         except OSError as error:
             self._is_down = True
             _warn(f"remote cache: {error}; going on without it")
-        except (CacheCorruptError, ValueError) as error:
+        except (CacheCorruptError, WheelError, ValueError, TypeError, LookupError, RecursionError) as error:
             _warn(f"remote cache: entry {key}: {error} It counts as absent.")
         return None
 
@@ -154,7 +211,7 @@ class SharedCache(Cache):
             if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
                 raise ValueError(f"its {name} does not match its digest.")
             blobs[name] = data
-        return self.adopt(key, blobs.pop(ACTION_FILE), blobs)
+        return self.adopt(key, blobs.pop(ACTION_FILE), blobs, accept=_check_entry)
 
     def _send(self, entry: CacheEntry) -> None:
         """Blobs first, so that a reader never finds an action without them."""
@@ -166,8 +223,16 @@ class SharedCache(Cache):
         self._store_remote.put(f"ac/{entry.key}", action_result(digests))
 
 
+def _check_entry(entry: CacheEntry, objects: Mapping[str, bytes]) -> None:
+    """Refuse an entry whose cubin or plan is another kernel's. Raises: WheelError."""
+    claim = claim_of_entry(entry.name, entry.inputs, entry.facts)
+    check_kernel(claim, objects["cubin"], objects["plan"], remedy="Find out who writes to this cache.")
+
+
 def _warn(message: str) -> None:
-    warnings.warn(message, RemoteCacheWarning, stacklevel=4)
+    """One line, and nothing in it that a terminal would obey: parts of it are what a server sent."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    warnings.warn(line[:_MAX_WARNING], RemoteCacheWarning, stacklevel=4)
 
 
 # --- ActionResult, as far as it is needed -----------------------------------------------------------------------------

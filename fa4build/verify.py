@@ -20,7 +20,7 @@ from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.evidence import (
-    RECORD_SCHEMA,
+    COMMITTED_SCHEMA,
     SIMULATED_NAME,
     known_records,
     read_record,
@@ -28,6 +28,7 @@ from fa4build.evidence import (
     record_path,
     silicon_records,
     simulated_records,
+    subject_of,
     write_record,
     write_simulated,
 )
@@ -47,6 +48,7 @@ from fa4build.variants import (
 )
 from fa4build.verify_chain import companions_of
 from fa4build.verify_family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
+from fa4build.verify_identity import PtxForms
 from fa4build.verify_native import prove_native
 from fa4build.verify_pool import End, Task, run_tasks
 from fa4build.verify_runs import Link
@@ -66,7 +68,6 @@ from fa4build.verify_static import (
 )
 
 SIMULATION_TIMEOUT_S = 1800.0
-_BLACKWELL = {"sm100a": "sm103a", "sm103a": "sm100a"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,8 @@ def verify(
     variants = tuple(variants)
     family = family or family_named()
     entries = require_cached(find_cached(variants, cache, family=family))
-    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0, family=family)
+    forms = PtxForms(cache.root / "forms")
+    run = _Run(cache=cache, options=options, tell=tell or (lambda event: None), total=0, family=family, form_of=forms)
     run.total = len(entries) * (options.static + options.simulate)
     changes = run.static(variants, entries) if options.static else ()
     if options.simulate:
@@ -223,6 +225,7 @@ class _Run:
     tell: Tell
     total: int
     family: Family
+    form_of: PtxForms
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -297,7 +300,7 @@ class _Run:
         tasks = []
         for names in proven_by.values():
             request = self._operator_request(operators[names[0]], entry_of)
-            known = [read_record(self.cache.root, "simulated", entry_of[n].objects["cubin"].sha256) for n in names]
+            known = [read_record(self.cache.root, "simulated", subject_of(entry_of[n])) for n in names]
             if not self.options.fresh and all(
                 record is not None and covers_kernel(record, request) for record in known
             ):
@@ -336,7 +339,7 @@ class _Run:
         """
         known = {} if self.options.fresh or self.options.is_native else self._known_proofs()
         requests: dict[str, Request] = {}
-        key_of, entry_of = {}, {}
+        entry_of: dict[str, CacheEntry] = {}
         waiting: list[str] = []
         before: dict[str, Check] = {}  # by variant: twins have chains of their own
         proven: dict[str, Check] = {}  # by what twins share
@@ -347,54 +350,44 @@ class _Run:
                 self._note(_unproven(variant.id, why), entry)
                 continue
             request = requests[variant.id] = self._request(variant, entry)
-            key = key_of[variant.id] = _alike(request)
-            summary = known.get(request.sha256) or self._known_of_twin(variant, key, known)
+            summary = _best_known(request, known)
             if summary is not None:
                 check = Check(name="", level="simulated", status="known", seconds=0.0, summary=summary)
-                before[variant.id] = proven[key] = check
-            elif key not in {key_of[name] for name in waiting}:
+                before[variant.id] = proven[request.sha256] = check
+            elif request.sha256 not in {requests[name].sha256 for name in waiting}:
                 waiting.append(variant.id)
 
         def end(end: End) -> None:
             check = _simulated_check(end)
             self._note(check, entry_of[end.name])
-            proven[key_of[end.name]] = check
+            proven[requests[end.name].sha256] = check
 
-        first = [name for name in waiting if key_of[name] not in proven]
+        first = [name for name in waiting if requests[name].sha256 not in proven]
         self._run([Task(name=name, function=self._prover, argument=requests[name]) for name in first], end)
         rest = [(name, request) for name, request in requests.items() if name not in first]
-        again = [(request, before.get(name) or proven[key_of[name]]) for name, request in rest]
+        again = [(request, before.get(name) or proven[request.sha256]) for name, request in rest]
         self._run(list(self._left(again, entry_of)), end)
 
     @property
     def _prover(self) -> Callable[[Request, Callable[[str], None]], Proof]:
         return prove_native if self.options.is_native else prove
 
-    def _known_proofs(self) -> dict[str, Mapping[str, Any]]:
+    def _known_proofs(self) -> dict[str, list[Mapping[str, Any]]]:
         """What has been proven before, here or in the checkout, by the digest of the proof."""
         committed = simulated_records(self.options.evidence_dirs)
-        summaries = [*committed.values(), *known_records(self.cache.root, "simulated").values()]
-        return {summary["proof_sha256"]: summary for summary in summaries if "proof_sha256" in summary}
-
-    def _known_of_twin(
-        self, variant: Variant, key: str, known: Mapping[str, Mapping[str, Any]]
-    ) -> Mapping[str, Any] | None:
-        """What is known of the same variant for the other Blackwell target, if its PTX is the same."""
-        other = _BLACKWELL.get(variant.arch)
-        twin = replace(variant, arch=other) if known and other else variant
-        ((_, entry),) = find_cached([twin], self.cache) if twin != variant else ((None, None),)
-        if entry is None:
-            return None
-        request = self._request(twin, entry)
-        return known.get(request.sha256) if _alike(request) == key else None
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for summary in (*committed.values(), *known_records(self.cache.root, "simulated").values()):
+            if "proof_sha256" in summary:
+                found.setdefault(summary["proof_sha256"], []).append(summary)
+        return found
 
     def _left(self, requests: Sequence[tuple[Request, Check]], entry_of: Mapping[str, CacheEntry]) -> Iterator[Task]:
         """Tasks for what an equal kernel, whose check is given, has not proven; what it has, or failed at, is noted."""
         for request, check in requests:
             name = request.variant_id
-            summary = {**check.summary, "proof_sha256": request.sha256} if check.summary else {}
+            summary = check.summary
             if check.status == "failed" or covers(summary, request):
-                self._note(replace(check, name=name, summary=summary), entry_of[name])
+                self._note(replace(check, name=name), entry_of[name])
             elif covers_kernel(summary, request):
                 yield Task(name=name, function=self._prover, argument=replace(request, proven=summary))
             else:
@@ -418,6 +411,7 @@ class _Run:
             registers=files.registers,
             seeds=self.options.seeds,
             chain=self._chain(variant),
+            form_of=self.form_of,
         )
 
     def _chain(self, variant: Variant) -> tuple[Link, ...]:
@@ -432,32 +426,25 @@ class _Run:
     def _note(self, check: Check, entry: CacheEntry) -> None:
         """Keep a finished check, write or withdraw its evidence, and tell."""
         self.checks.append(check)
-        digest = entry.objects["cubin"].sha256
+        subject = subject_of(entry)
         if check.level == "simulated" and self.options.is_native:
-            pass
+            pass  # the native engine's word is no evidence yet
         elif check.status == "passed" or (
-            check.status == "known" and read_record(self.cache.root, check.level, digest) != check.summary
+            check.status == "known" and read_record(self.cache.root, check.level, subject) != check.summary
         ):
-            write_record(self.cache.root, check.level, digest, check.summary)
+            write_record(self.cache.root, check.level, subject, check.summary)
         elif check.status == "failed":
-            record_path(self.cache.root, check.level, digest).unlink(missing_ok=True)
+            record_path(self.cache.root, check.level, subject.cubin_sha256).unlink(missing_ok=True)
         self._say(check.name, check, "")
 
     def _say(self, name: str, check: Check | None, message: str) -> None:
         self.tell(Event(name=name, check=check, message=message, done=len(self.checks), total=self.total))
 
 
-def _alike(request: Request) -> str:
-    """Equal for kernels that differ in names, and in the digests of what they were compiled from and to, alone."""
-    plan = {name: part for name, part in json.loads(request.plan).items() if name != "origin"}
-    alone = request_for(
-        parse_variant(request.variant_id),
-        ptx=request.ptx,
-        plan=json.dumps(plan, sort_keys=True),
-        registers=request.registers,
-        seeds=request.seeds,
-    )
-    return alone.sha256
+def _best_known(request: Request, known: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Any] | None:
+    """Of the proofs of a kernel the one that shows most: kernels of one digest may stand in different chains."""
+    found = known.get(request.sha256, ())
+    return max(found, key=lambda summary: (covers(summary, request), covers_kernel(summary, request)), default=None)
 
 
 def _measure(entry: CacheEntry, cache: Cache, nvdisasm: Path | None) -> StaticFigures:
@@ -594,6 +581,6 @@ def _read_run(record: Path) -> tuple[bytes, dict[str, Any]]:
         copy.with_suffix(".json").write_bytes(data)
         silicon_records([Path(directory)])
     run = json.loads(data)
-    if run["schema"] != RECORD_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
-        raise Fa4BuildError(f"{record}: not a device record of schema {RECORD_SCHEMA}. Record again.")
+    if run["schema"] != COMMITTED_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
+        raise Fa4BuildError(f"{record}: not a device record of schema {COMMITTED_SCHEMA}. Record again.")
     return data, run

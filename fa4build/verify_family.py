@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import importlib
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 
 from fa4build.arch import ARCHES
+from fa4build.code_identity import place_of
 from fa4build.codegen.launch_plan import LaunchPlan, evaluate, failed_guard, plan_from_json
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.families.interface import OpRecipe
 from fa4build.families.proof import Problem, ProofCase
 from fa4build.runtime.fa4_kernels.expressions import evaluate as value_of
 from fa4build.simulate import GlobalMemory, simulate_launch
+from fa4build.verify_identity import PACKAGE, Prover, digest_of, plan_sha256, ptx_form
 from fa4build.verify_runs import RUNS, Run, from_bits, poisoned
-from fa4build.verify_simulate import MAX_FAILURES, Proof, simulator_sha256, summary_of
+from fa4build.verify_simulate import MAX_FAILURES, Proof, summary_of
 
 _BITS = {
     **dict.fromkeys(("bf16", "fp16"), np.uint16),
@@ -78,25 +80,33 @@ def operator_request(
     recipe: OpRecipe, kernels: Mapping[str, KernelFiles], cases: Sequence[ProofCase], seeds: tuple[int, ...]
 ) -> OperatorRequest:
     """The request to prove an operator, from the compiled kernels of its steps."""
+    forms = {name: ptx_form(files.ptx) for name, files in kernels.items()}
     parts = [
         recipe.document(),
-        {name: _sha256(f"{files.registers} {files.plan} {files.ptx}".encode()) for name, files in kernels.items()},
+        {name: [forms[name].sha256, plan_sha256(f.plan, forms[name]), f.registers] for name, f in kernels.items()},
         [dataclasses.asdict(case) for case in cases],
-        sorted({_sha256(_source(case.draw)) for case in cases}),
         [dataclasses.asdict(run) for run in RUNS],
-        simulator_sha256(),
-        _sha256(Path(__file__).read_bytes()),
+        _code_sha256(cases, {opcode for form in forms.values() for opcode in form.opcodes}),
     ]
-    digest = _sha256(json.dumps(parts, sort_keys=True).encode())
+    digest = digest_of(parts)
     return OperatorRequest(recipe=recipe, kernels=dict(kernels), cases=tuple(cases), seeds=seeds, sha256=digest)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _code_sha256(cases: Sequence[ProofCase], opcodes: set[str]) -> list[str]:
+    """Digests of what runs and judges the cases, and of what draws them: its bytes if it is not of this package."""
+    draws = sorted({tuple(case.draw.split(":")) for case in cases})
+    own = [(module, name) for module, name in draws if module.split(".")[0] == PACKAGE]
+    foreign = [hashlib.sha256(_source(module)).hexdigest() for module, name in draws if (module, name) not in own]
+    return [_own_prover().sha256([place_of(prove_operator), *own], opcodes), *foreign]
 
 
-def _source(function: str) -> bytes:
-    spec = importlib.util.find_spec(function.partition(":")[0])
+@functools.cache
+def _own_prover() -> Prover:
+    return Prover((summary_of,))
+
+
+def _source(module: str) -> bytes:
+    spec = importlib.util.find_spec(module)
     return Path(str(spec.origin)).read_bytes() if spec else b""
 
 

@@ -5,7 +5,7 @@ acceptance_packed_backward.py's. `prove_packed_case` is what tests of a kernel c
 with a compiled variant's PTX and plan at hand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,19 @@ def cases_of(variant: Variant) -> tuple[PackedCase, ...]:
     return packed_backward_cases_for(variant) if is_backward else packed_cases_for(variant)
 
 
+def drawer_of(variant: Variant) -> Callable[[Variant, PackedCase, int], Problem]:
+    """What draws the problems of a variant."""
+    return draw_backward_problem if variant.op.startswith("bwd") else draw_problem
+
+
 def problem_of(variant: Variant, case: PackedCase, seed: int) -> Problem:
     """Inputs, outputs and judge."""
-    draw = draw_backward_problem if variant.op.startswith("bwd") else draw_problem
-    return draw(variant, case, seed)
+    return drawer_of(variant)(variant, case, seed)
+
+
+def dtypes_of(variant: Variant) -> dict[str, str]:
+    """Element types of a kernel's tensors, by argument name."""
+    return {arg.name: arg.dtype for arg in signature_for(variant) if isinstance(arg, TensorArg)}
 
 
 def prove_packed_case(
@@ -57,8 +66,8 @@ def prove_packed_case(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Runs of one case up to the first bad one: a row of figures (`ratio` <= 1 is allowed), and what is wrong."""
     problem = problem_of(variant, case, seed)
-    tensors = {arg.name: arg for arg in signature_for(variant) if isinstance(arg, TensorArg)}
-    bits = {name: to_bits(x, tensors[name].dtype) for name, x in problem.inputs.items()}
+    dtypes = dtypes_of(variant)
+    bits = {name: to_bits(x, dtypes[name]) for name, x in problem.inputs.items()}
     unwritten = tuple(name for name in problem.outputs if name not in bits)
     row: dict[str, Any] = {
         "case": case.name,
@@ -73,7 +82,7 @@ def prove_packed_case(
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
         buffers = {name: filled(x, run.padded) for name, x in bits.items()}
         for name in unwritten:
-            word = _WORDS[_BYTES[tensors[name].dtype]]
+            word = _WORDS[_BYTES[dtypes[name]]]
             buffers[name] = poisoned(problem.outputs[name], word, run.padded)
         scalars = {**problem.scalars, **device_scalars(variant, run)}
         try:
@@ -83,7 +92,7 @@ def prove_packed_case(
         row["warp_instructions"] += ran.warp_instructions
         row["notes"] = tuple(sorted({*row["notes"], *ran.notes}))
         found = {name: buffers[name].view.copy() for name in problem.outputs}
-        verdict = problem.judge({name: _values(x, tensors[name].dtype) for name, x in found.items()})
+        verdict = problem.judge({name: _values(x, dtypes[name]) for name, x in found.items()})
         row["ratio"] = max(row["ratio"], verdict.ratio)
         row["lse_error"] = max(row["lse_error"], verdict.lse_error)
         faults = [*ran.faults, *verdict.wrong]

@@ -8,11 +8,8 @@ a case must give the same bits, and those must be attention (acceptance.py).
 
 import dataclasses
 import functools
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,14 +27,17 @@ from fa4build.acceptance import (
 )
 from fa4build.acceptance_backward import backward_cases_for
 from fa4build.acceptance_packed import PackedCase
+from fa4build.arch import arch_named
 from fa4build.axes import Variant
+from fa4build.code_identity import place_of
 from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
 from fa4build.errors import Fa4BuildError
 from fa4build.variants import parse_variant
 from fa4build.verify_backward import BACKWARD_OPS, prove_backward_case
 from fa4build.verify_chain import CASES as CHAIN_CASES
 from fa4build.verify_chain import prove_chain_case
-from fa4build.verify_packed import cases_of, is_packed, prove_packed_case
+from fa4build.verify_identity import Prover, PtxForm, digest_of, plan_sha256, ptx_form
+from fa4build.verify_packed import cases_of, drawer_of, dtypes_of, is_packed, prove_packed_case
 from fa4build.verify_runs import (
     RUNS,
     Link,
@@ -53,12 +53,6 @@ from fa4build.verify_runs import (
 )
 
 LSE_TOLERANCE = 1e-4  # relative to max(1, |lse|); single precision with approximate exp2 and log2 gives 1e-6
-_PROOF_FILES = (
-    *("acceptance.py", "acceptance_backward.py", "acceptance_packed.py", "acceptance_packed_backward.py"),
-    *("verify_simulate.py", "verify_backward.py", "verify_chain.py", "verify_packed.py", "verify_runs.py"),
-    *("codegen/plan_evaluate.py", "codegen/plan_json.py", "codegen/plan_values.py"),
-)
-_NOT_PROOF = ("timing", "timeline")  # beginnings of modules of `simulate` that only `verify --timing` uses
 MAX_FAILURES = 3  # a broken kernel is broken in every case: the first ones say enough
 
 
@@ -72,25 +66,35 @@ class Proof:
 
 
 def request_for(
-    variant: Variant, *, ptx: str, plan: str, registers: int, seeds: tuple[int, ...], chain: tuple[Link, ...] = ()
+    variant: Variant,
+    *,
+    ptx: str,
+    plan: str,
+    registers: int,
+    seeds: tuple[int, ...],
+    chain: tuple[Link, ...] = (),
+    form_of: Callable[[str], PtxForm] = ptx_form,
 ) -> Request:
-    """The request to prove a compiled variant. Kernels that differ in the name of their Blackwell target alone have
-    equal digests.
+    """The request to prove a compiled variant. Kernels that differ in names, in the name of their Blackwell target, or
+    in what they were compiled from alone have equal digests.
 
     Args:
         registers: a thread has at launch (from the cubin).
         chain: the compiled `companions_of` the variant, to prove whole gradients as well; empty leaves that out.
         seeds: each draws inputs of its own and a random schedule.
+        form_of: what reads a PTX text.
     """
-    alone = [
-        *_digests(variant.id, ptx, plan),
-        registers,
-        [dataclasses.asdict(case) for case in _cases(variant)],
-        [dataclasses.asdict(run) for run in RUNS],
-        simulator_sha256(),
-    ]
-    sha256 = _digest_of(alone)
-    links = [[link.op, *_digests(link.ptx, link.plan), link.registers] for link in chain]
+    form = form_of(ptx)
+    sha256 = digest_of(
+        [
+            variant.id.replace("sm103a", "sm100a"),
+            _kernel_digests(form, plan, registers),
+            _facts(variant),
+            [dataclasses.asdict(case) for case in _cases(variant)],
+            [dataclasses.asdict(run) for run in RUNS],
+            code_sha256(variant, form.opcodes),
+        ]
+    )
     return Request(
         variant_id=variant.id,
         ptx=ptx,
@@ -99,18 +103,46 @@ def request_for(
         seeds=seeds,
         sha256=sha256,
         chain=chain,
-        chain_sha256=_digest_of([sha256, links, [dataclasses.asdict(case) for case in CHAIN_CASES]]) if chain else "",
+        chain_sha256=_chain_sha256(sha256, chain, form_of) if chain else "",
     )
 
 
-def _digests(*texts: str) -> list[str]:
-    """Digests that do not tell sm_103a from sm_100a: the simulator executes both alike."""
-    same = (text.replace("sm_103a", "sm_100a").replace("sm103a", "sm100a") for text in texts)
-    return [hashlib.sha256(text.encode()).hexdigest() for text in same]
+def _chain_sha256(sha256: str, chain: tuple[Link, ...], form_of: Callable[[str], PtxForm]) -> str:
+    forms = [form_of(link.ptx) for link in chain]
+    links = [
+        [link.op, *_kernel_digests(form, link.plan, link.registers)] for link, form in zip(chain, forms, strict=True)
+    ]
+    code = own_prover().sha256([place_of(_prove_chain)], {opcode for form in forms for opcode in form.opcodes})
+    return digest_of([sha256, links, [dataclasses.asdict(case) for case in CHAIN_CASES], code])
 
 
-def _digest_of(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def _kernel_digests(form: PtxForm, plan: str, registers: int) -> list[str | int]:
+    return [form.sha256, plan_sha256(plan, form), registers]
+
+
+def _facts(variant: Variant) -> dict[str, Any]:
+    """What a run takes from tables that also hold much else, as values."""
+    dtypes = dtypes_of(variant) if is_packed(variant) else {}
+    return {"smem_bytes": arch_named(variant.arch).smem_bytes, "dtypes": dtypes}
+
+
+def code_sha256(variant: Variant, opcodes: Iterable[str], prover: Prover | None = None) -> str:
+    """Digest of the code that proves a kernel of these opcodes; `prover`: of other sources than those that run here."""
+    drawing = (drawer_of(variant),) if is_packed(variant) else ()
+    functions = [place_of(function) for function in (prove, _prover(variant), *drawing)]
+    return (prover or own_prover()).sha256(functions, opcodes)
+
+
+@functools.cache
+def own_prover() -> Prover:
+    """The code that runs here."""
+    return Prover(given())
+
+
+def given() -> tuple[Any, ...]:
+    """What a request's digest holds as values: which kernel it is, its cases, facts, and who proves it."""
+    chosen = (_cases, _prover, _prove_chain, drawer_of, summary_of)
+    return (Variant, parse_variant, arch_named, dtypes_of, *chosen)
 
 
 def covers_kernel(summary: Mapping[str, Any], request: Request) -> bool:
@@ -122,23 +154,6 @@ def covers(summary: Mapping[str, Any], request: Request) -> bool:
     """Whether evidence from before already proves all that is asked for."""
     chain_known = not request.chain or summary.get("chain_sha256") == request.chain_sha256
     return covers_kernel(summary, request) and chain_known
-
-
-def proof_files() -> tuple[Path, ...]:
-    """Every source and table that decides what a simulation says."""
-    here = Path(__file__).parent
-    simulator = (path for path in (here / "simulate").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    decisive = (path for path in simulator if not path.name.startswith(_NOT_PROOF))
-    return tuple(sorted([*(here / name for name in _PROOF_FILES), *decisive]))
-
-
-@functools.cache
-def simulator_sha256() -> str:
-    """Digest of `proof_files`: a proof holds as long as none of them changes."""
-    here, digest = Path(__file__).parent, hashlib.sha256()
-    for path in proof_files():
-        digest.update(f"{path.relative_to(here).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def has_cases(variant: Variant) -> bool:
@@ -210,7 +225,6 @@ def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, 
     """Evidence: what was run under what, and the worst that was seen."""
     return {
         "proof_sha256": sha256,
-        "simulator_sha256": simulator_sha256(),
         "cases": len({row["case"] for row in rows}),
         "seeds": list(seeds),
         "schedules": [run.schedule for run in RUNS],

@@ -26,8 +26,15 @@ from fa4build.launcher_build import (
     platform_named,
     sources_digest,
 )
-from fa4build.manifest import FAMILY, canonical_json, pack_import_name
-from fa4build.pack import Artifact, build_pack, pack_from_files
+from fa4build.manifest import (
+    FAMILY,
+    Manifest,
+    canonical_json,
+    evidence_summary,
+    hardware_sentences,
+    pack_import_name,
+)
+from fa4build.pack import Artifact, build_pack, check_artifacts, pack_from_files
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.trust import Signature
 from fa4build.sbom import SBOM_FILE, Component, pypi_component, sbom_inputs, sbom_json
@@ -44,6 +51,10 @@ SIZE_LIMIT_BYTES = 100_000_000
 RUNTIME_REQUIRES = ("torch>=2.6",)
 RUNTIME_DIR = Path(__file__).parent / "runtime" / "fa4_kernels"
 
+_FOREIGN_KERNEL = (
+    "Nothing is packed, signed or written. The store holds other bytes than the compiler left: build the kernel again "
+    "with an empty --cache-dir, and find out who writes to this store and to its --remote-cache."
+)
 _PACKING_MODULES = (
     "manifest.py",
     "pack.py",
@@ -158,13 +169,14 @@ def prepare_pack_wheel(
         sign: the key that signs the manifest.
         signatures: made before, of the same manifest: for building a signed wheel again without its key.
 
-    Raises: WheelError when there is nothing to pack, an artifact is for another target, ids repeat, or the wheel would
-        be larger than the limit.
+    Raises: WheelError when there is nothing to pack, an artifact is for another target or is not the kernel that its
+        facts describe, ids repeat, or the wheel would be larger than the limit.
     """
     ordered = sorted(artifacts, key=lambda artifact: artifact.facts.id)
     labels = labels or PackLabels(name=pack_name(arch))
     name = labels.name
     _check_targets(ordered, arch)
+    check_artifacts(ordered, remedy=_FOREIGN_KERNEL)
     inputs = _digest(
         {
             "version": version,
@@ -197,7 +209,7 @@ def prepare_pack_wheel(
     package = pack_import_name(name)
     pack_from_files(pack.files(), origin=name)  # as a reader will: manifest and payload equal, every blob whole
     source = WheelSource(
-        metadata=_pack_metadata(labels, arch, version, [artifact.facts.id for artifact in ordered]),
+        metadata=_pack_metadata(labels, arch, version, pack.manifest),
         tag=PACK_TAG,
         is_pure=True,
         files={f"{package}/{file}": data for file, data in pack.files().items()},
@@ -407,16 +419,17 @@ def _digest(document: object) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
-def _pack_metadata(labels: PackLabels, arch: Arch, version: str, ids: Sequence[str]) -> Metadata:
+def _pack_metadata(labels: PackLabels, arch: Arch, version: str, manifest: Manifest) -> Metadata:
     """Metadata of a pack: data without requirements, so that any runtime with the same ABI can use it."""
     capability = ".".join(map(str, arch.compute_capability))
-    install = f"{RUNTIME_NAME}[{arch.aliases[0]}]" if labels.family == FAMILY else f"{RUNTIME_NAME} {labels.name}"
+    install = f"{RUNTIME_NAME}[{arch.aliases[0]}]" if labels.family == FAMILY else f"{RUNTIME_NAME}' '{labels.name}"
     description = (
         f"# {labels.name}\n\n"
         f"{labels.summary} for NVIDIA GPUs of compute capability {capability} ({arch.target}), compiled "
         f"ahead of time. Data only: the package `{RUNTIME_NAME}` finds and launches them.\n\n"
-        f"    pip install {install}\n\n"
-        f"Kernels:\n\n" + "".join(f"- `{variant_id}`\n" for variant_id in ids)
+        f"    pip install '{install}'\n\n"
+        f"Evidence: {evidence_summary(manifest.entries)}. {hardware_sentences(manifest.entries)}\n\n"
+        f"Kernels:\n\n" + "".join(f"- `{entry.id}`: {entry.evidence_level}\n" for entry in manifest.entries)
     )
     return Metadata(
         name=labels.name,

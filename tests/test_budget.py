@@ -21,7 +21,7 @@ from fa4build.release import write_wheels
 from fa4build.variants import Selection
 from fa4build.wheel import PackLabels, pack_wheel_size, runtime_extras
 from fa4build.wheel_file import read_wheel
-from tests.artifacts import TOOLCHAIN, made_up_artifact
+from tests.artifacts import TOOLCHAIN, made_up_artifact, with_code
 from tests.test_release import fill
 
 ARCH = arch_named("sm90")
@@ -46,7 +46,7 @@ def kernel(head_dim: int, mask: str, dtype: str, softcap: bool, op: str = "fwd")
     code += noise(op, head_dim, mask, dtype, softcap, size=400 + 500 * softcap)
     name = f"{op}-sm90a-{dtype}-hd{head_dim}-{mask}" + ("-softcap" if softcap else "")
     facts = dataclasses.replace(model.facts, id=name, op=op, axes={**model.facts.axes, "softcap": softcap})
-    return dataclasses.replace(model, facts=facts, cubin=b"\x7fELF" + code)
+    return with_code(facts, code)
 
 
 def family(op: str = "fwd") -> list[Artifact]:

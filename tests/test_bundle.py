@@ -5,6 +5,7 @@ A bundle is a pure function of its wheels: the same files, byte for byte, in any
 which needs nothing but Python's standard library. Nothing but a bundle is ever replaced.
 """
 
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -18,13 +19,14 @@ from pathlib import Path
 import pytest
 
 from fa4build.arch import arch_named
-from fa4build.bundle import requirements_text, write_bundle
+from fa4build.bundle import check_target, requirements_text, write_bundle
 from fa4build.errors import BundleError, WheelError
+from fa4build.evidence import Evidence
 from fa4build.index import describe_wheel, index_files
 from fa4build.signing import SigningKey, new_key
 from fa4build.wheel import prepare_pack_wheel
 from fa4build.wheel_file import Metadata, WheelSource, wheel_bytes
-from tests.artifacts import TOOLCHAIN, made_up_artifact
+from tests.artifacts import TOOLCHAIN, made_up_artifact, proven
 
 NO_NETWORK = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
 
@@ -352,3 +354,97 @@ def test_the_index_escapes_what_it_shows(tmp_path: Path) -> None:
     page = index_files([describe_wheel(other_wheel(tmp_path))])["simple/torch/index.html"].decode()
 
     assert 'data-requires-python="&gt;=3.10"' in page
+
+
+def page_of(directory: Path, artifacts: list, name: str) -> str:
+    """The operator's page of a bundle with one pack."""
+    arch = arch_named(name)
+    path = prepare_pack_wheel(artifacts, arch=arch, toolchain=TOOLCHAIN, out_dir=directory).write().path
+    return (write_bundle(directory / "out", [path]).path / "README.md").read_text()
+
+
+def test_the_page_is_for_the_gpus_of_the_bundle(tmp_path: Path) -> None:
+    """A bundle for sm_100a names no other GPU's package, and says that none of its kernels has run on hardware."""
+    artifacts = [made_up_artifact(head_dim=64, target="sm_100a"), made_up_artifact(head_dim=96, target="sm_100a")]
+    page = page_of(tmp_path, [proven(artifacts[0], "simulated"), artifacts[1]], "sm100")
+
+    assert "'fa4-kernels[sm100]'" in page
+    assert "sm90" not in page
+    assert "sm_90a" not in page
+    assert "| `fa4-kernels-sm100a` | sm_100a | 2 | 1 simulated, 1 none |" in page
+    assert "No sm_100a kernel here has run on hardware." in page
+    assert "from fa4_kernels import flash_attn_func" in page
+    assert 'fa4_kernels.require_evidence("simulated")' in page
+    assert "@" not in page
+
+
+def test_what_the_page_says_of_hardware_follows_from_the_records(tmp_path: Path) -> None:
+    """One of two, both; a claim is none."""
+    artifacts = [made_up_artifact(head_dim=dim) for dim in (64, 96)]
+    first, second = (proven(artifact, "static", "silicon") for artifact in artifacts)
+    claimed = dataclasses.replace(
+        second, facts=dataclasses.replace(second.facts, evidence=Evidence(silicon={"device": "H200"}))
+    )
+
+    one = page_of(tmp_path / "1", [first, claimed], "sm90")
+    assert "1 of the 2 sm_90a kernels here have run on hardware; the others have not." in one
+    assert "1 silicon, 1 claimed" in one
+    assert "Every sm_90a kernel here has run on hardware." in page_of(tmp_path / "2", [first, second], "sm90")
+
+
+def test_the_metadata_of_a_pack_says_what_its_kernels_have_passed(tmp_path: Path) -> None:
+    """What `pip show` and an index show."""
+    artifact = proven(made_up_artifact(target="sm_103a"), "simulated")
+    path = prepare_pack_wheel([artifact], arch=arch_named("sm103"), toolchain=TOOLCHAIN, out_dir=tmp_path).write().path
+    text = describe_wheel(path).metadata.decode()
+
+    assert "Evidence: 1 simulated. No sm_103a kernel here has run on hardware." in text
+    assert "- `fwd-sm103a-bf16-hd128-causal`: simulated" in text
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "directory"])
+def test_a_target_that_cannot_be_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    """A file, a place below a file, a directory with other files."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "mine").write_text("mine")
+    with pytest.raises(BundleError, match=name.split("/")[0]):
+        check_target(tmp_path / name)
+
+
+def test_a_bundle_is_replaced_in_one_step(tmp_path: Path, packs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No moment without a bundle: nothing is ever renamed away from its place."""
+    out = write_bundle(tmp_path / "out", packs).path
+    moved: list[Path] = []
+    real = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, target: (moved.append(self), real(self, target))[1])
+    write_bundle(out, packs[:1])
+
+    assert out not in moved
+    assert len(list((out / "wheels").glob("*.whl"))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_without_a_key_the_check_says_what_it_did_not_check(bundle: Path, tmp_path: Path) -> None:
+    """A bundle that anybody could have made again is whole; the last line says what that leaves open."""
+    done = verify(bundle)
+    assert done.returncode == 0, done.stderr
+    assert "Who made it: its signature was not checked." in done.stdout
+
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "SHA256SUMS.sig").unlink()
+    assert "Who made it: it is not signed, nothing was checked." in verify(copy).stdout
+    assert "Who made it" not in verify(bundle, "--key", str(bundle / "signer.pub")).stdout
+
+
+def test_a_signature_of_any_bytes_is_damaged(bundle: Path, tmp_path: Path) -> None:
+    """Bytes that no ASCII text has: one line, no traceback."""
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "SHA256SUMS.sig").write_bytes(b"signature \xff\xfe\n")
+    done = verify(copy, "--key", str(bundle / "signer.pub"))
+
+    assert done.returncode == 1
+    assert "FAILED: SHA256SUMS.sig is damaged" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -16,15 +16,16 @@ import pytest
 from fa4build import cli
 from fa4build.arch import ARCHES, Arch, arch_named
 from fa4build.axes import Variant
+from fa4build.bundle import write_bundle
 from fa4build.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of
 from fa4build.errors import CoverageError
-from fa4build.evidence import Evidence
 from fa4build.pack import Artifact, build_pack, write_pack
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
-from tests.artifacts import TOOLCHAIN, made_up_artifact
+from fa4build.wheel import prepare_pack_wheel
+from tests.artifacts import TOOLCHAIN, made_up_artifact, proven, with_code
 
 ARCH = arch_named("sm90")
 
@@ -39,15 +40,14 @@ WRITTEN = written_for(ARCH)
 
 def artifact_of(variant, **axes: object) -> Artifact:
     """A made-up compile of a variant, its axes as the builder writes them unless changed."""
-    model = made_up_artifact()
     facts = dataclasses.replace(
-        model.facts,
+        made_up_artifact().facts,
         id=variant.id,
         op=variant.op,
         target=arch_named(variant.arch).target,
         axes={**variant_axes(variant), **axes},
     )
-    return dataclasses.replace(model, facts=facts, cubin=model.cubin + variant.id.encode())
+    return with_code(facts, variant.id.encode())
 
 
 def packed(artifacts: list[Artifact], directory: Path) -> tuple[Pack, ...]:
@@ -194,7 +194,7 @@ def test_an_entry_that_nothing_reaches_is_an_orphan(tmp_path: Path) -> None:
     second = dataclasses.replace(artifact_of(WRITTEN[0]).facts, id=WRITTEN[0].id + "-zzz")
     copies = [
         *(artifact_of(variant) for variant in WRITTEN),
-        dataclasses.replace(artifact_of(WRITTEN[0]), facts=second),
+        with_code(second, b"second"),
     ]
     coverage = cover(packed(copies, tmp_path))
 
@@ -206,11 +206,11 @@ def test_an_entry_that_computes_the_same_by_other_means_is_an_alternative(tmp_pa
     """Another cta_group: it is reached when it has more evidence than the first, so it is no dead weight."""
     plain = [artifact_of(variant) for variant in WRITTEN]
     causal = next(variant for variant in WRITTEN if variant.id == "fwd-sm90a-bf16-hd128-causal")
-    twin = artifact_of(causal, cta_group=2)
     name = causal.id + "-2cta"
-    for evidence, reached in ((Evidence(), False), (Evidence(simulated={"cases": 1}), True)):
-        facts = dataclasses.replace(twin.facts, id=name, evidence=evidence)
-        packs = packed([*plain, dataclasses.replace(twin, facts=facts)], tmp_path / str(reached))
+    facts = dataclasses.replace(artifact_of(causal, cta_group=2).facts, id=name)
+    twin = with_code(facts, b"twin")
+    for more, reached in ((twin, False), (proven(twin, "simulated"), True)):
+        packs = packed([*plain, more], tmp_path / str(reached))
         coverage = cover(packs)
 
         assert coverage.orphans == ()
@@ -273,3 +273,26 @@ def test_the_command_says_so_by_its_exit_code(complete: Path, tmp_path: Path, ca
         else:
             assert ("NOT closed" in out) == bool(left_out)
             assert all(f"missing: {variant.id}" in out for variant in WRITTEN[:left_out])
+
+
+def test_a_bundle_is_judged_against_what_it_was_made_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One kernel of the matrix, selected: complete by itself, far from everything; and a listed one that is gone."""
+    artifact = artifact_of(WRITTEN[0])
+    path = prepare_pack_wheel([artifact], arch=ARCH, toolchain=TOOLCHAIN, out_dir=tmp_path).write().path
+    out = write_bundle(tmp_path / "out", [path]).path
+
+    def code(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["coverage", str(out), *arguments])
+        return ended.value.code
+
+    assert code() == 0
+    assert "outside what the bundle was made for" in capsys.readouterr().out
+    assert code("--against", "api") == CoverageError.exit_code
+    assert code("--select", WRITTEN[1].id) == CoverageError.exit_code
+    assert f"missing: {WRITTEN[1].id}" in capsys.readouterr().out
+    description = json.loads((out / "bundle.json").read_text())
+    description["packs"][0]["kernels"].append("fwd-gone")
+    (out / "bundle.json").write_text(json.dumps(description))
+    assert code() == CoverageError.exit_code
+    assert "missing: fwd-gone" in capsys.readouterr().out

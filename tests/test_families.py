@@ -26,8 +26,9 @@ from fa4build.errors import LaunchPlanError, NothingSelectedError, ToolchainErro
 from fa4build.families import FamilyKernel, Input, Pinned, Scalar, kernel_family, one_step
 from fa4build.families.flash_attn_4.configuration import backward_tiles, forward_lengths
 from fa4build.families.flash_attn_4.matrix import on_request
-from fa4build.families.kernels import dependencies_of, licence_files
+from fa4build.families.kernels import licence_files
 from fa4build.families.registry import BUILT_IN, family_named, family_names
+from fa4build.families.sources import ingredients
 from fa4build.manifest import manifest_from_json, manifest_to_json
 from fa4build.pack import build_pack
 from fa4build.runtime.fa4_kernels.abi import SIGNATURES
@@ -46,10 +47,13 @@ BASE = Toolchain(
 )
 
 
+COMPILE = "tests.kernels_toy.scale_family:compile_kernel"
+
+
 def kernels(arch: str) -> list[FamilyKernel]:
     """Two for each target."""
     return [
-        FamilyKernel(id=f"scale-{arch}-n{n}", op="scale", arch=arch, function="m:f", payload={"n": n}, axes={"n": n})
+        FamilyKernel(id=f"scale-{arch}-n{n}", op="scale", arch=arch, function=COMPILE, payload={"n": n}, axes={"n": n})
         for n in (64, 128)
     ]
 
@@ -103,7 +107,7 @@ def test_a_selection_names_kernels_by_target_and_pattern(tmp_path):
 
 def test_two_kernels_of_one_id_are_refused(tmp_path):
     """Ids name cache entries, work directories and manifest entries."""
-    toy = kernel_family(name="toy", summary="", kernels=lambda arch: kernels("sm90a"), sources=[str(tmp_path)])
+    toy = kernel_family(name="toy", summary="", kernels=kernels, sources=[str(tmp_path)])
     twice = kernel_family(name="toy", summary="", kernels=lambda arch: kernels(arch) * 2, sources=[str(tmp_path)])
 
     assert toy.expand(Selection(arches=("sm90",)))
@@ -112,7 +116,8 @@ def test_two_kernels_of_one_id_are_refused(tmp_path):
 
 
 def key(toy, kernel: FamilyKernel, toolchain: Toolchain = BASE) -> str:
-    """Key of a kernel."""
+    """Key of a kernel, with sources as they are now."""
+    toy.toolchain(BASE)
     recipe = toy.recipe(kernel, toolchain, CompileOptions())
     assert key_of(recipe.inputs) == recipe.key
     return recipe.key
@@ -120,7 +125,13 @@ def key(toy, kernel: FamilyKernel, toolchain: Toolchain = BASE) -> str:
 
 @pytest.mark.parametrize(
     "change",
-    [{"payload": {"n": 65}}, {"axes": {"n": 1}}, {"function": "m:g"}, {"tuning": {"tile": 1}}, {"op": "other"}],
+    [
+        {"payload": {"n": 65}},
+        {"axes": {"n": 1}},
+        {"function": "tests.kernels_toy.scale_family:kernels"},
+        {"tuning": {"tile": 1}},
+        {"op": "other"},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_everything_that_decides_a_compile_is_in_the_key(tmp_path, change):
@@ -147,9 +158,10 @@ def test_an_edited_source_is_another_key(tmp_path):
 def test_sources_are_named_without_the_checkout():
     """A directory's files by the path below its parent."""
     here = Path(__file__).parent / "kernels_toy"
-    names = [name for name, _ in dependencies_of([str(here)])]
+    names = [name for name, _ in ingredients("toy", [COMPILE], [str(here)]).named]
 
-    assert "kernels_toy/scale_rows.py" in names
+    assert "sources/kernels_toy/scale_rows.py" in names
+    assert "tests/kernels_toy/scale_family.py" in names
     assert names == sorted(names)
 
 

@@ -17,7 +17,7 @@ from fa4build.inspect import inspect_file
 from fa4build.launcher_build import PLATFORMS, build_launcher, launcher_sources
 from fa4build.pack import build_pack, write_pack
 from fa4build.wheel import RUNTIME_DIR, write_pack_wheel, write_runtime_wheel
-from tests.artifacts import ABI, COMPILER_CACHE, TOOLCHAIN, made_up_artifact, made_up_family
+from tests.artifacts import ABI, COMPILER_CACHE, TOOLCHAIN, made_up_family, proven
 
 PLAN = {
     "format": "fa4build.launchplan",
@@ -45,11 +45,13 @@ PLAN = {
 
 @pytest.fixture
 def pack_wheel(tmp_path: Path) -> Path:
-    """A pack wheel of two kernels, one of them proven on silicon."""
+    """A pack wheel of two kernels: one was proven on silicon, of the other that is claimed without a record."""
     first, second = made_up_family(2)
-    evidence = Evidence(static={"registers": 168}, silicon={"device": "H200"})
-    proven = dataclasses.replace(first, facts=dataclasses.replace(first.facts, evidence=evidence))
-    wheel = write_pack_wheel([proven, second], arch=arch_named("sm90"), toolchain=TOOLCHAIN, out_dir=tmp_path)
+    claims = dataclasses.replace(second.facts, evidence=Evidence(silicon={"device": "H200"}))
+    second = dataclasses.replace(second, facts=claims)
+    wheel = write_pack_wheel(
+        [proven(first, "static", "silicon"), second], arch=arch_named("sm90"), toolchain=TOOLCHAIN, out_dir=tmp_path
+    )
     return wheel.path
 
 
@@ -65,7 +67,7 @@ def test_pack_wheel(pack_wheel: Path) -> None:
     assert report.facts["size"] == pack_wheel.stat().st_size
     assert report.facts["files"] == 10  # package: 4; dist-info: METADATA WHEEL RECORD entry_points LICENSE sbom
     assert [row["id"] for row in report.rows] == ["fwd-sm90a-bf16-hd16-causal", "fwd-sm90a-bf16-hd32-causal"]
-    assert [row["evidence"] for row in report.rows] == ["silicon", "none"]
+    assert [row["evidence"] for row in report.rows] == ["silicon", "claimed"]
 
 
 def test_pack_directory_and_manifest(tmp_path: Path) -> None:
@@ -173,10 +175,10 @@ def test_cubin_of_another_kind_of_wheel_is_refused(tmp_path: Path) -> None:
         inspect_file(write_wheel(small_source(), tmp_path))
 
 
-def test_made_up_artifact_is_no_cubin(tmp_path: Path) -> None:
-    """Bytes that only start like ELF."""
+def test_bytes_that_only_start_like_elf_are_no_cubin(tmp_path: Path) -> None:
+    """Four right bytes, then text."""
     path = tmp_path / "x.cubin"
-    path.write_bytes(made_up_artifact().cubin)
+    path.write_bytes(b"\x7fELF" + b"text" * 40)
 
     with pytest.raises(WheelError, match="neither a cubin nor a launcher"):
         inspect_file(path)

@@ -19,6 +19,7 @@ from fa4build.codegen.launch_plan import evaluate
 from fa4build.errors import LaunchPlanError
 from fa4build.executors import LocalExecutor
 from fa4build.families.kernel_views import UnreadableError, describe
+from fa4build.families.sources import ingredients
 from fa4build.toolchain import current_toolchain
 
 
@@ -112,6 +113,7 @@ def results(tmp_path_factory):
                 symbol=host.lower(),
                 function=f"{module}:compile_kernel",
                 payload={"host": host},
+                sources=ingredients("toy", [f"{module}:compile_kernel"], []).files,
             )
             executor.submit(request, CompileOptions(), directory / host)
             directories[host] = directory / host

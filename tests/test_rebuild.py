@@ -14,13 +14,15 @@ import pytest
 from fa4build import cli
 from fa4build.cache import Cache
 from fa4build.errors import RebuildError
+from fa4build.evidence import subject_of, write_record
 from fa4build.rebuild import Rebuild, changed_inputs, differing_sections, rebuild
 from fa4build.release import write_wheels
 from fa4build.selection import Selection
 from fa4build.signing import new_key
 from fa4build.wheel import write_runtime_wheel
 from tests.artifacts import COMPILER_CACHE
-from tests.test_release import TWO, fill
+from tests.summaries import summary
+from tests.test_release import TWO, fill, objects_of
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -39,9 +41,7 @@ def test_the_same_inputs_give_the_same_wheel(tmp_path: Path) -> None:
     """Signed, and with evidence: both are taken from the wheel, as neither follows from the inputs."""
     cache = Cache(tmp_path / "cache")
     entries = fill(cache)
-    from fa4build.evidence import write_record
-
-    write_record(cache.root, "simulated", entries[0].objects["cubin"].sha256, {"cases": 3})
+    write_record(cache.root, "simulated", subject_of(entries[0]), summary("simulated"))
     path = pack_wheel(cache, tmp_path / "dist", sign=new_key(tmp_path, "k")[2])
     bare = Cache(tmp_path / "again")
     fill(bare)
@@ -59,7 +59,7 @@ def test_a_kernel_that_differs_is_named(tmp_path: Path) -> None:
     other = Cache(tmp_path / "other")
     for entry in fill(other):
         if entry.name.endswith("-full"):
-            objects = {name: other.read(entry, name) for name in entry.objects} | {"cubin": b"\x7fELF another"}
+            objects = objects_of(entry.name) | {"cubin": b"\x7fELF another"}
             other.put(name=entry.name, inputs=entry.inputs, facts=entry.facts, objects=objects)
     result = rebuild(path, other, nothing)
 

@@ -15,7 +15,7 @@ import pytest
 from fa4build.cache import Cache, CacheEntry
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import NotCachedError, WheelError
-from fa4build.evidence import Committed, write_record
+from fa4build.evidence import Committed, subject_of, write_record
 from fa4build.pack import read_pack, unpack
 from fa4build.pipeline import recipe_for
 from fa4build.release import artifact_of, toolchain_of, write_wheels
@@ -25,6 +25,8 @@ from fa4build.tuning import tuning_for
 from fa4build.variants import Selection, expand_matrix
 from fa4build.wheel_file import read_wheel
 from tests.artifacts import COMPILER_CACHE
+from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
+from tests.summaries import summary
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -38,9 +40,16 @@ def fill(cache: Cache, selection: Selection = TWO, **facts: object) -> list[Cach
         recipe = recipe_for(variant, current_toolchain(), CompileOptions())
         known = {"target": "sm_90a", "ptxas": "V13.1.80", "symbols": [f"{variant.symbol}_0"], "registers": 168}
         known |= {"spill_bytes": 0, "local_bytes": 0, "shared_bytes": 200000, **facts}
-        objects = {"cubin": b"\x7fELF " + variant.id.encode() * 50, "plan": b"{}", "ptx": b"", "log": b""}
+        objects = objects_of(variant.id, local_bytes=known["spill_bytes"])
         entries.append(cache.put(name=variant.id, inputs=recipe.inputs, facts=known, objects=objects))
     return entries
+
+
+def objects_of(name: str, **entry: int) -> dict[str, bytes]:
+    """What a compile leaves: a made-up cubin, its plan, and texts that nobody reads here."""
+    symbol = f"{name.replace('-', '_')}_0"
+    cubin = made_up_cubin({symbol: MadeUpEntry(**entry)}, code=name.encode() * 50)
+    return {"cubin": cubin, "plan": made_up_plan(cubin, [symbol]), "ptx": b"", "log": b""}
 
 
 def packs_only(cache: Cache, out_dir: Path, **options: object) -> Path:
@@ -59,7 +68,7 @@ def test_pack_holds_what_the_cache_holds(tmp_path: Path) -> None:
     entry = entries["fwd-sm90a-bf16-hd128-causal"]
 
     assert sorted(artifacts) == ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd128-full"]
-    assert causal.cubin == b"\x7fELF " + b"fwd-sm90a-bf16-hd128-causal" * 50
+    assert causal.cubin == objects_of("fwd-sm90a-bf16-hd128-causal")["cubin"]
     assert (causal.facts.op, causal.facts.target, causal.facts.key) == ("fwd", "sm_90a", entry.key)
     assert causal.facts.axes == {
         "dtype": "bf16",
@@ -116,22 +125,23 @@ def test_spills_are_shipped_knowingly_or_not_at_all(tmp_path: Path) -> None:
 def test_evidence_belongs_to_the_cubin(tmp_path: Path) -> None:
     """A record for one cubin's sha256 reaches its entry and no other; new evidence makes a new wheel."""
     cache = Cache(tmp_path / "cache")
-    fill(cache)
+    entries = sorted(fill(cache), key=lambda entry: entry.name)
     before = packs_only(cache, tmp_path / "dist").read_bytes()
-    causal = hashlib.sha256(b"\x7fELF " + b"fwd-sm90a-bf16-hd128-causal" * 50).hexdigest()
-    write_record(cache.root, "simulated", causal, {"cases": 12})
+    causal = hashlib.sha256(objects_of("fwd-sm90a-bf16-hd128-causal")["cubin"]).hexdigest()
+    write_record(cache.root, "simulated", subject_of(entries[0]), summary("simulated"))
     record = {
         "schema": 1,
-        "date": "2026-11-29",
+        "date": "2026-11-29T18:00:00Z",
+        "capability": "sm_90a",
         "device": "NVIDIA H200",
         "driver": "580.1",
         "torch": "2.11",
-        "variants": [{"cubin_sha256": causal, "passed": True, "cases": 40, "worst_ratio": 1.2}],
+        "variants": [{"id": TWO.globs[0], "cubin_sha256": causal, "passed": True, "cases": 40, "worst_ratio": 0.2}],
     }
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / "run.json").write_text(json.dumps(record))
     path = packs_only(cache, tmp_path / "dist", evidence_dirs=(tmp_path / "evidence", tmp_path / "none"))
-    levels = {entry.id: entry.facts.evidence.level for entry in read_pack(path).manifest.entries}
+    levels = {entry.id: entry.evidence_level for entry in read_pack(path).manifest.entries}
 
     assert levels == {"fwd-sm90a-bf16-hd128-causal": "silicon", "fwd-sm90a-bf16-hd128-full": "none"}
     assert path.read_bytes() != before

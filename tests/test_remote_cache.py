@@ -7,7 +7,9 @@ are ActionResults, so that servers that check what they store accept them.
 
 import base64
 import hashlib
+import socket
 import threading
+import time
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fa4build import cli
+from fa4build import remote_cache as module
 from fa4build.cache import OBJECTS, Cache, key_inputs, key_of
 from fa4build.remote_cache import (
     ACTION_FILE,
@@ -25,10 +28,13 @@ from fa4build.remote_cache import (
     read_action_result,
     store_at,
 )
+from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
 
-INPUTS = key_inputs("source", "tuning", "toolchain", "options")
+CUBIN = made_up_cubin({"fwd_sm90a_0": MadeUpEntry()})
+VALUES = {"cubin": CUBIN, "plan": made_up_plan(CUBIN, ["fwd_sm90a_0"]), "ptx": b"ptx", "log": b""}
+FACTS = {"target": "sm_90a", "symbols": ["fwd_sm90a_0"], "registers": 168, "spill_bytes": 0, "shared_bytes": 200000}
+INPUTS = key_inputs({"symbol": "fwd_sm90a", "variant": {"arch": "sm90a"}}, "tuning", "toolchain", "options")
 KEY = key_of(INPUTS)
-VALUES = {"cubin": b"\x7fELF" * 100, "plan": b"{}", "ptx": b"ptx", "log": b""}
 
 
 class Server(BaseHTTPRequestHandler):
@@ -100,7 +106,7 @@ def shared(root: Path, url: str, *, writes: bool = False) -> SharedCache:
 
 
 def put(cache: Cache) -> None:
-    cache.put(name="fwd", inputs=INPUTS, facts={"registers": 1}, objects=VALUES)
+    cache.put(name="fwd-sm90a", inputs=INPUTS, facts=FACTS, objects=VALUES)
 
 
 def test_what_one_machine_compiles_another_finds(tmp_path: Path, url: str) -> None:
@@ -213,3 +219,128 @@ def test_other_urls_are_refused(url: str, capsys: pytest.CaptureFixture[str]) ->
 
     assert ended.value.code == 2
     assert "allowed are" in capsys.readouterr().err
+
+
+# --- servers that misbehave -------------------------------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\n"
+LENGTH = OK + b"Content-Length: 10\r\n"
+ANSWERS = {
+    "closes at once": b"",
+    "garbage": b"\x00\xff\xfe garbage\r\n\r\n",
+    "half a status line": b"HTTP/1.1 2",
+    "no number": b"HTTP/1.1 abc OK\r\n\r\n",
+    "another protocol": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "terminal escapes": b"HTTP/1.1 500 \x1b[2J\x1b[31mred\r\n\r\n",
+    "two lines": b"HTTP/1.1 503 a\x0bb\x85c\r\n\r\n",
+    "header over 64 kB": OK + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
+    "status over 64 kB": b"HTTP/1.1 200 " + b"a" * 70_000 + b"\r\n\r\n",
+    "over 100 headers": OK + b"".join(b"X%d: y\r\n" % n for n in range(200)) + b"\r\n",
+    "headers cut": OK + b"Content-Le",
+    "body cut": LENGTH + b"\r\nabc",
+    "negative length": OK + b"Content-Length: -5\r\n\r\nabc",
+    "length is a word": OK + b"Content-Length: ten\r\n\r\nabc",
+    "huge length": OK + b"Content-Length: 99999999999999999999999\r\n\r\nabc",
+    "chunks cut": OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+    "bad chunk size": OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n0\r\n\r\n",
+    "negative chunk": OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n0\r\n\r\n",
+    "endless chunk size": OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"0" * 70_000,
+    "compressed": OK + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00",
+    "text for an action": OK + b"Content-Length: 6\r\n\r\n<html>",
+    "redirect to a file": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
+    "redirect to ftp": b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/x\r\n\r\n",
+    "redirect to nowhere": b"HTTP/1.1 302 Found\r\n\r\n",
+    "redirect to no host": b"HTTP/1.1 302 Found\r\nLocation: http://[::bad/\r\n\r\n",
+    "redirect that no codec reads": b"HTTP/1.1 302 Found\r\nLocation: http://a\xff..\xc3/\r\n\r\n",
+    "redirect to itself": b"HTTP/1.1 302 Found\r\nLocation: /ac\r\n\r\n",
+    "asks for a password": b"HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm=x\r\n\r\n",
+    "continues for ever": b"HTTP/1.1 100 Continue\r\n\r\n" * 3000,
+    "moved without a word": b"HTTP/1.1 304 Not Modified\r\n\r\n",
+}
+
+
+@pytest.fixture
+def raw_server():
+    """Starts a server that sends these bytes to whoever asks, slowly if `pause` is given; returns its URL."""
+    stop, listeners, threads = threading.Event(), [], []
+
+    def serve(listener: socket.socket, answer: bytes, pause: float) -> None:
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    connection.settimeout(5)
+                    connection.recv(65536)
+                    for part in [answer] if not pause else (answer[i : i + 1] for i in range(len(answer))):
+                        connection.sendall(part)
+                        if pause and stop.wait(pause):
+                            return
+                except OSError:
+                    continue
+
+    def start(answer: bytes, pause: float = 0.0) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        thread = threading.Thread(target=serve, args=(listener, answer, pause), daemon=True)
+        thread.start()
+        threads.append(thread)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    stop.set()
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_whatever_a_server_sends_is_a_miss_and_one_line(tmp_path: Path, raw_server, answer: bytes) -> None:
+    """No traceback, nothing kept, and nothing in the line that a terminal would obey; storing works locally."""
+    cache = shared(tmp_path / "a", raw_server(answer), writes=True)
+    with pytest.warns(RemoteCacheWarning, match="remote cache: ") as told:
+        assert cache.get(KEY) is None
+    lines = [str(item.message) for item in told if item.category is RemoteCacheWarning]
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+    assert not (tmp_path / "a").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        put(cache)
+    assert cache.get(KEY) is not None
+
+
+@pytest.mark.parametrize("place", ["status", "headers", "body"])
+def test_a_drip_ends_at_the_deadline(tmp_path: Path, raw_server, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte every 50 ms never lets a read time out; the whole blob has half a second here."""
+    monkeypatch.setattr(module, "DEADLINE_S", 0.5)
+    answer = {"status": b"HTTP/1.1 " + b" " * 200, "headers": OK + b"X: " + b"a" * 200, "body": LENGTH + b"\r\n"}
+    cache = shared(tmp_path / "a", raw_server(answer[place] + b"a" * 200, pause=0.05))
+    started = time.monotonic()
+    with pytest.warns(RemoteCacheWarning, match=r"not done after 0\.5 s; going on without it"):
+        assert cache.get(KEY) is None
+
+    assert time.monotonic() - started < 5
+
+
+def test_a_password_is_told_to_no_other_host(tmp_path: Path, raw_server, server) -> None:
+    """A redirect to another port is followed, without it."""
+    server.password = "builder:secret"
+    target = server.url.encode()
+    first = raw_server(b"HTTP/1.1 302 Found\r\nLocation: " + target + b"/ac/x\r\nContent-Length: 0\r\n\r\n")
+    with pytest.warns(RemoteCacheWarning, match="401"):
+        assert shared(tmp_path / "a", first.replace("://", "://builder:secret@")).get(KEY) is None
+
+
+def test_another_kernel_under_this_key_is_absent(tmp_path: Path) -> None:
+    """Right key, right digests; the cubin is 16 bytes of rubbish, or takes other registers."""
+    for number, cubin in enumerate((b"0123456789abcdef", made_up_cubin({"fwd_sm90a_0": MadeUpEntry(registers=90)}))):
+        store = DirectoryStore(tmp_path / f"shared{number}")
+        other = SharedCache(tmp_path / f"a{number}", store, writes=True)
+        objects = {**VALUES, "cubin": cubin, "plan": made_up_plan(cubin, ["fwd_sm90a_0"])}
+        other.put(name="fwd-sm90a", inputs=INPUTS, facts=FACTS, objects=objects)
+        with pytest.warns(RemoteCacheWarning, match=r"kernel fwd-sm90a: .* It counts as absent"):
+            assert SharedCache(tmp_path / f"b{number}", store).get(KEY) is None
+
+        assert not (tmp_path / f"b{number}").exists()

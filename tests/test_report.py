@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fa4build.acceptance_set import acceptance_cases
 from fa4build.axes import parse_axes
 from fa4build.cache import Cache
 from fa4build.cli.report import command
 from fa4build.codegen.compile import CompileOptions
-from fa4build.evidence import write_record
+from fa4build.evidence import subject_of, write_record
 from fa4build.pack import build_pack, write_pack
 from fa4build.pipeline import recipe_for
 from fa4build.report.benchmarks import Comparison, read_benchmarks
@@ -37,6 +38,7 @@ from fa4build.toolchain import current_toolchain
 from fa4build.variants import valid_variants, variant_axes, written_variants
 from fa4build.verify_static import CLASSES
 from tests.artifacts import ABI, TOOLCHAIN, made_up_family
+from tests.summaries import summary
 
 CAUSAL, FULL, WIDE = "fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd128-full", "fwd-sm90a-bf16-hd64-full"
 
@@ -79,9 +81,10 @@ def fill(
     digest = entry.objects["cubin"].sha256
     if instructions:
         counts = {name: 10 + number for number, name in enumerate(CLASSES)}
-        write_record(root, "static", digest, {"registers": 168, "instructions": counts})
+        write_record(root, "static", subject_of(entry), summary("static", instructions=counts))
     if simulated:
-        write_record(root, "simulated", digest, {"cases": 12})
+        cases = len(acceptance_cases(variant_id))
+        write_record(root, "simulated", subject_of(entry), summary("simulated", cases=cases))
     return digest
 
 

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from fa4build.acceptance_set import acceptance_cases
 from fa4build.cache import Cache
 from fa4build.codegen.compile import CompileOptions
 from fa4build.errors import Fa4BuildError, NotCachedError, NothingSelectedError, SimulationError, VariantError
-from fa4build.evidence import read_record, read_simulated, silicon_records, write_record
+from fa4build.evidence import (
+    known_records,
+    read_record,
+    read_simulated,
+    silicon_records,
+    subject_of,
+    write_record,
+)
 from fa4build.pipeline import recipe_for
 from fa4build.toolchain import current_toolchain
 from fa4build.variants import Selection, expand_matrix, parse_variant
@@ -20,6 +28,7 @@ from fa4build.verify import Check, Options, VerifyReport, built_variants, instal
 from fa4build.verify_pool import End
 from fa4build.verify_runs import Link
 from fa4build.verify_simulate import Proof
+from tests.summaries import summary
 
 pytest.importorskip("cutlass", reason="keys name the installed compiler")
 
@@ -96,13 +105,14 @@ def test_what_is_not_compiled_is_named(tmp_path):
 def test_a_failed_check_withdraws_older_evidence_and_stops_no_other(tmp_path):
     """Made-up bytes are no cubin: both fail, each is told, the exit code is that of a failed proof."""
     cache = Cache(tmp_path)
-    digests = fill(cache)
-    write_record(cache.root, "static", digests[NAMES[0]], {"registers": 168})
+    fill(cache)
+    subject = subject_of(next(entry for entry in cache.entries() if entry.name == NAMES[0]))
+    write_record(cache.root, "static", subject, summary("static"))
     events = []
     report = verify([parse_variant(name) for name in NAMES], cache, Options(simulate=False), events.append)
 
     assert [(check.name, check.status) for check in report.checks] == [(name, "failed") for name in NAMES]
-    assert read_record(cache.root, "static", digests[NAMES[0]]) is None
+    assert read_record(cache.root, "static", subject) is None
     assert report.exit_code == 10
     assert [(event.done, event.total) for event in events] == [(1, 2), (2, 2)]
 
@@ -120,7 +130,7 @@ def test_what_nobody_has_written_cases_for_is_told_and_proves_nothing(tmp_path, 
     assert [(check.level, check.status) for check in report.checks] == [("simulated", "unproven")]
     assert "no acceptance cases for bwd_preprocess" in report.checks[0].notes[0]
     assert report.exit_code == 10
-    assert read_record(cache.root, "simulated", entry.objects["cubin"].sha256) is None
+    assert read_record(cache.root, "simulated", subject_of(entry)) is None
 
 
 @pytest.mark.parametrize(
@@ -153,10 +163,11 @@ def simulations(monkeypatch):
     def run(tasks, *, on_end, **_):
         for task in tasks:
             ran.append(task.name)
-            summary = task.argument.proven or {"proof_sha256": task.argument.sha256, "seeds": [1], "cases": 12}
+            proof = {"proof_sha256": task.argument.sha256, "cases": len(acceptance_cases(task.name))}
+            passed = task.argument.proven or summary("simulated", **proof)
             if task.argument.chain:
-                summary = {**summary, "chain_sha256": task.argument.chain_sha256}
-            proof = Proof(summary=summary, runs=(), failures=("wrong",) if "failing" in ran else ())
+                passed = {**passed, "chain_sha256": task.argument.chain_sha256}
+            proof = Proof(summary=passed, runs=(), failures=("wrong",) if "failing" in ran else ())
             on_end(End(name=task.name, result=proof, error=None, seconds=1.0))
 
     monkeypatch.setattr("fa4build.verify.run_tasks", run)
@@ -185,7 +196,7 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
 
     assert simulations == [TWINS[0]]
     assert [check.status for check in report.checks] == ["passed", "passed"]
-    assert all(read_record(cache.root, "simulated", digest)["cases"] == 12 for digest in digests.values())
+    assert known_records(cache.root, "simulated").keys() == set(digests.values())
     again = verify(variants, cache, Options(static=False))
     assert simulations == [TWINS[0]]
     assert [check.status for check in again.checks] == ["known", "known"]
@@ -193,7 +204,7 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
 
 def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypatch):
     """The kernel is simulated once, each target's chain of other kernels once; both again: nothing."""
-    chain = lambda self, variant: (Link(op="fwd", ptx=variant.arch, plan="", registers=1),)  # noqa: E731
+    chain = lambda self, variant: (Link(op="fwd", ptx=f"kernel {variant.arch[-3:-1]}", plan="", registers=1),)  # noqa: E731
     monkeypatch.setattr("fa4build.verify._Run._chain", chain)
     cache = Cache(tmp_path)
     fill_twins(cache)
@@ -207,7 +218,7 @@ def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypat
 
 
 def test_what_one_target_has_proven_another_knows_later(tmp_path, simulations):
-    """In a run of its own, with the digest of its own proof; nothing else is shared."""
+    """In a run of its own: what differs in names alone has one proof."""
     cache = Cache(tmp_path)
     digests = fill_twins(cache)
     verify([parse_variant(TWINS[0])], cache, Options(static=False))
@@ -215,8 +226,9 @@ def test_what_one_target_has_proven_another_knows_later(tmp_path, simulations):
 
     assert simulations == [TWINS[0]]
     assert [check.status for check in report.checks] == ["known"]
-    proofs = {read_record(cache.root, "simulated", digest)["proof_sha256"] for digest in digests.values()}
-    assert len(proofs) == 2
+    proofs = known_records(cache.root, "simulated")
+    assert proofs.keys() == set(digests.values())
+    assert len({proof["proof_sha256"] for proof in proofs.values()}) == 1
 
 
 def test_an_equal_kernel_fails_with_the_first(tmp_path, simulations):
@@ -227,7 +239,8 @@ def test_an_equal_kernel_fails_with_the_first(tmp_path, simulations):
     report = verify([parse_variant(name) for name in TWINS], cache, Options(static=False))
 
     assert [(check.name, check.status) for check in report.checks] == [(name, "failed") for name in TWINS]
-    assert all(read_record(cache.root, "simulated", digest) is None for digest in digests.values())
+    assert digests
+    assert known_records(cache.root, "simulated") == {}
 
 
 def test_committed_proofs_are_known_to_a_fresh_cache(tmp_path, simulations):

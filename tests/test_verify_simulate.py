@@ -23,7 +23,6 @@ from fa4build.verify_simulate import (
     covers_kernel,
     from_bits,
     request_for,
-    simulator_sha256,
     softmax_scale,
     to_bits,
 )
@@ -95,15 +94,9 @@ def test_other_schedules_and_another_simulator_change_the_digest(monkeypatch):
     before = request().sha256
     monkeypatch.setattr(verify_simulate, "RUNS", RUNS[:1])
     fewer = request().sha256
-    monkeypatch.setattr(verify_simulate, "simulator_sha256", lambda: "another")
+    monkeypatch.setattr(verify_simulate, "code_sha256", lambda *_: "another")
 
     assert len({before, fewer, request().sha256}) == 3
-
-
-def test_the_simulator_digest_covers_its_sources():
-    """64 hexadecimal digits, the same each time."""
-    assert len(simulator_sha256()) == 64
-    assert simulator_sha256() == simulator_sha256()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_pack_wheel_metadata(tmp_path: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert distribution.requires is None
-    assert "- `fwd-sm90a-bf16-hd16-causal`\n" in metadata.get_payload()
+    assert "- `fwd-sm90a-bf16-hd16-causal`: none\n" in metadata.get_payload()
     assert "Apache License" in distribution.read_text("licenses/LICENSE")
 
 

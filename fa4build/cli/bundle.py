@@ -8,6 +8,7 @@ import click
 
 from fa4build.cli.common import (
     cache_dir_option,
+    evidence_line,
     family_option,
     human_bytes,
     jobs_option,
@@ -78,13 +79,14 @@ def command(
     """
     import tempfile
 
-    from fa4build.bundle import write_bundle
+    from fa4build.bundle import check_target, write_bundle
     from fa4build.families.registry import family_named
     from fa4build.release import ALL_PLATFORMS, write_wheels
     from fa4build.signing import load_key
     from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
+    check_target(out)
     wanted, cache = selection(arches, globs, spec), open_cache(cache_dir, remote_cache, remote_cache_write)
     family = family_named(family_name)
     key = None if key_file is None else load_key(key_file)
@@ -111,4 +113,7 @@ def _print(bundle: "Bundle", as_json: bool) -> None:
     for wheel in bundle.wheels:
         click.echo(f"{wheel.file_name}  {human_bytes(wheel.size)}  sha256 {wheel.sha256[:16]}")
     signed = f", signed by {bundle.key_id}" if bundle.key_id else ""
+    ours = [wheel.file_name for wheel in bundle.wheels if wheel.project.startswith("fa4-kernels")]
+    if line := evidence_line(bundle.path / "wheels" / name for name in ours):
+        click.echo(line)
     click.echo(f"{bundle.path}: {bundle.num_files} files, {human_bytes(bundle.size)}{signed}. Check: sh verify.sh")

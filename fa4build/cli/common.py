@@ -113,6 +113,15 @@ def note(message: str) -> None:
     click.echo(message, err=True)
 
 
+def evidence_line(wheels: Iterable[Path]) -> str:
+    """What the kernels of these wheels have passed: `evidence: 2 kernels simulated, 1 none`; empty without a pack."""
+    from fa4build.release import evidence_counts
+
+    counts = [(count, level) for level, count in evidence_counts(wheels).items()]
+    told = [f"{count} {'kernel' if count == 1 else 'kernels'} {level}" for count, level in counts[:1]]
+    return ", ".join(["evidence: " + told[0], *(f"{count} {level}" for count, level in counts[1:])]) if told else ""
+
+
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns, as wide as they need; numbers to the right. Plain text, so that it can be piped."""
     lines = [list(head), *([str(cell) for cell in row] for row in rows)]

@@ -1,5 +1,6 @@
 """`fa4build coverage`: whether packs are closed: every problem has a kernel or a reason, every kernel a problem."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,12 @@ _SHOWN = 10
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @selection_options
 @family_option
+@click.option(
+    "--against",
+    type=click.Choice(("bundle", "api")),
+    help="What must be there: the kernels a bundle was made with, or all that the functions of fa4_kernels take. "
+    "Default: bundle for bundles, api for anything else.",
+)
 @json_option
 def command(
     files: tuple[Path, ...],
@@ -24,39 +31,49 @@ def command(
     globs: tuple[str, ...],
     spec: Path | None,
     family_name: str,
+    against: str | None,
     as_json: bool,
 ) -> int:
-    """Prove that packs are closed.
+    """Check that every supported call has a kernel or a stated reason why not.
 
     FILES are pack wheels, pack directories, directories of wheels or bundles; default: dist. The runtime's dispatcher
     is asked about every combination of axis values: each must map to a kernel that computes it, or to a reason why
-    there is none. Kernels that nothing reaches, and written ones that are absent, are errors. A selection says what
-    must be there besides.
+    there is none. Kernels that nothing reaches, and written ones that are absent, are errors; of a bundle, only those
+    that it was made with must be there. A selection says what must be there besides.
 
     \b
     Examples:
       fa4build coverage
       fa4build coverage dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
-      fa4build coverage out/ --arch sm90 --arch sm100
+      fa4build coverage out/                       a bundle, against what it was made with
+      fa4build coverage out/ --against api --arch sm90 --arch sm100
       fa4build coverage --family flash-attn-4      operators of another family, by the rules of their recipes
     """
-    from fa4build.coverage import cover, installed_form
+    from fa4build.coverage import cover, installed_form, judged, made_for
     from fa4build.coverage_family import cover_family
     from fa4build.errors import CoverageError
     from fa4build.families.registry import DEFAULT, family_named
 
     family = family_named(family_name)
     wanted = family.expand(selection(arches, globs, spec)) if arches or globs or spec else ()
-    packs = installed_form(files or (Path("dist"),), family.name)
+    files = files or (Path("dist"),)
+    listed = None if against == "api" else made_for(files, family.name)
+    if against == "bundle" and listed is None:
+        raise click.UsageError("--against bundle needs bundles alone, as `fa4build bundle` writes them.")
+    packs = installed_form(files, family.name)
     coverage = cover(packs, wanted) if family.name == DEFAULT else cover_family(packs, family, wanted)
+    if listed is not None:
+        absent = sorted(listed - {entry.id for pack in packs for entry in pack.manifest.entries})
+        coverage = judged(coverage, {kernel.id for kernel in wanted})
+        coverage = dataclasses.replace(coverage, missing=tuple(sorted({*coverage.missing, *absent})))
     if as_json:
         print_json(coverage.as_dict())
     else:
-        _print(coverage)
+        _print(coverage, of_bundle=listed is not None)
     return 0 if coverage.is_closed else CoverageError.exit_code
 
 
-def _print(coverage: "Coverage") -> None:
+def _print(coverage: "Coverage", *, of_bundle: bool) -> None:
     served = sum(coverage.served.values())
     click.echo(f"{coverage.num_problems} problems; packs for {', '.join(coverage.targets)}")
     click.echo(f"{served:7} served by {len(coverage.served)} kernels")
@@ -66,7 +83,8 @@ def _print(coverage: "Coverage") -> None:
     click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
     click.echo(f"{coverage.on_request:7} refused: a kernel is written, and built only where it is named")
     click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
-    click.echo(f"{coverage.missing_problems:7} missing from the packs")
+    outside = "outside what the bundle was made for" if of_bundle else "missing from the packs"
+    click.echo(f"{coverage.missing_problems:7} {outside}")
     if coverage.alternatives:
         click.echo(f"{len(coverage.alternatives)} kernels answer what another answers first, by other means")
     for what, names in (("missing", coverage.missing), ("orphan", coverage.orphans), ("wrong", coverage.wrong)):

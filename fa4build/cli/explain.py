@@ -91,7 +91,7 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
 
 def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dict[str, Any] | None:
     """What the cache holds for a variant as it would be built now, with its evidence; None if nothing."""
-    from fa4build.evidence import committed_in, evidence_for
+    from fa4build.evidence import committed_in, evidence_for, subject_of
     from fa4build.pipeline import find_cached
     from fa4build.release import committed_evidence
 
@@ -102,7 +102,7 @@ def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dic
     if entry is None:
         return None
     digest = entry.objects["cubin"].sha256
-    evidence = evidence_for(digest, cache.root, committed_in(committed_evidence())).as_dict()
+    evidence = evidence_for(subject_of(entry), cache.root, committed_in(committed_evidence())).as_dict()
     sizes = {name: stored.size for name, stored in entry.objects.items()}
     return {"key": entry.key, "cubin_sha256": digest, **entry.facts, "sizes": sizes, "evidence": evidence}
 

@@ -18,9 +18,7 @@ EXISTING = click.Path(exists=True, path_type=Path)
     "evidence_dirs",
     multiple=True,
     type=click.Path(path_type=Path),
-    default=("evidence",),
-    show_default=True,
-    help="A folder of records from GPUs. Repeatable.",
+    help="A folder of records. Repeatable. Default: those that belong to this fa4build.",
 )
 @click.option(
     "--benchmarks",
@@ -60,9 +58,11 @@ def command(
       fa4build report --out report.html --pack dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build report --json
     """
+    from fa4build.release import committed_evidence
     from fa4build.report.collect import collect
     from fa4build.report.page import write_report
 
+    evidence_dirs = evidence_dirs or committed_evidence()
     if out_file is None and not as_json:
         raise click.UsageError("--out FILE.html says where the page goes; with --json it may be left out.")
     start = time.monotonic()

@@ -161,9 +161,10 @@ def command(
 
 def _evidence_dir(given: Path | None) -> Path:
     """Where records are kept. Raises: UsageError when nothing says where, and this is no checkout."""
-    from fa4build.release import EVIDENCE_DIR, committed_evidence
+    from fa4build.release import EVIDENCE_DIR
+    from fa4build.wheel import checkout_root
 
-    if given is None and not committed_evidence():
+    if given is None and checkout_root() is None:
         raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
     return given or EVIDENCE_DIR
 

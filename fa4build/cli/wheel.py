@@ -10,6 +10,7 @@ import click
 from fa4build.cli.cache import Quantity
 from fa4build.cli.common import (
     cache_dir_option,
+    evidence_line,
     family_option,
     human_bytes,
     jobs_option,
@@ -201,3 +202,5 @@ def _print(wheels: tuple["WrittenWheel", ...], as_json: bool) -> None:
     for wheel in wheels:
         state = "" if wheel.is_new else ", unchanged"
         click.echo(f"{wheel.path}  {human_bytes(wheel.size)}  sha256 {wheel.sha256[:16]}{state}")
+    if line := evidence_line(wheel.path for wheel in wheels):
+        click.echo(line)

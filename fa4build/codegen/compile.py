@@ -8,7 +8,7 @@ asked for: entry names, target, registers and launch plan are read back from wha
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,9 @@ class CompileRequest:
         payload: what that function needs to know, as JSON.
         files: (name, text), written into the work directory before the child starts.
         packages: (import name, directory) of packages that the files import.
+        family: whose kernel it is, for messages.
+        sources: (path, sha256) of every file that the key holds; reading another one is an error (`inputs_read`).
+        distributions: names of the installed distributions that the key holds.
     """
 
     name: str
@@ -86,6 +89,9 @@ class CompileRequest:
     payload: Mapping[str, Any]
     files: tuple[tuple[str, str], ...] = ()
     packages: tuple[tuple[str, str], ...] = ()
+    family: str = "fa4"
+    sources: tuple[tuple[str, str], ...] = ()
+    distributions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,7 @@ def request_for(source: "KernelSource") -> CompileRequest:
     from fa4build.codegen.render import kernels_source_dir
 
     module = f"{source.symbol}.py"
+    kernels = kernels_source_dir().resolve()
     return CompileRequest(
         name=source.variant.id,
         target=arch_named(source.variant.arch).target,
@@ -125,7 +132,8 @@ def request_for(source: "KernelSource") -> CompileRequest:
         function=f"{WORKER}:compile_rendered",
         payload={"variant": source.variant.id, "module": module},
         files=((module, source.text),),
-        packages=(("kernels_src", str(kernels_source_dir().resolve())),),
+        packages=(("kernels_src", str(kernels)),),
+        sources=tuple((str(kernels.parent / path), sha256) for path, sha256 in source.dependencies),
     )
 
 
@@ -184,9 +192,8 @@ def prepare(request: CompileRequest, options: CompileOptions, work_dir: Path) ->
     work_dir.mkdir(parents=True)
     for name, text in request.files:
         (work_dir / name).write_text(text, encoding="utf-8")
-    document = {
-        name: getattr(request, name) for name in ("name", "target", "symbol", "function", "payload", "packages")
-    }
+    not_files = (field.name for field in fields(request) if field.name != "files")
+    document = {name: getattr(request, name) for name in not_files}
     document["options"] = options.command_line(request.target)
     (work_dir / REQUEST_NAME).write_text(json.dumps(document, indent=1), encoding="utf-8")
 

@@ -8,6 +8,7 @@ same for all.
 import gc
 import importlib.util
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fa4build.codegen import compile as parent
+from fa4build.codegen import inputs_read
 from fa4build.codegen.cubin import CubinFacts, read_cubin, spills_from_log
 from fa4build.codegen.fork_server import LOG_NAME, resolve
 from fa4build.errors import CompileError, Fa4BuildError, LaunchPlanError
@@ -57,7 +59,14 @@ class HostFunction:
 
 def setup() -> dict[str, str]:
     """Import everything slow that a child will need; tell which compiler it is."""
+    inputs_read.compiler_loads(_import_compiler)
     import cutlass
+
+    flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
+    return {"dsl_version": cutlass.__version__, "backend": flavour}
+
+
+def _import_compiler() -> None:
     import cutlass.base_dsl.dsl
     import cutlass.cute
     import cutlass.cutlass_dsl.tvm_ffi_provider
@@ -70,8 +79,6 @@ def setup() -> dict[str, str]:
     # The assembler's report, of which spills are read, makes the DSL look up the source line of every operation too:
     # half of the time of a trace, for nothing that reaches a cubin or a plan.
     cutlass.base_dsl.dsl._set_enable_frame_filtering = lambda _wanted: None
-    flavour = Path(str(sys.modules[_FLAVOURED_MODULE].__file__)).name.split(".")[1]
-    return {"dsl_version": cutlass.__version__, "backend": flavour}
 
 
 def run(work_dir: Path) -> None:
@@ -120,18 +127,32 @@ def _compile(request: Mapping[str, Any], work_dir: Path) -> None:
 
     for name, directory in request["packages"]:
         _import_package(name, Path(directory))
-    host = resolve(request["function"])(request, request["options"])
+    own_directories = (work_dir, Path(os.environ["HOME"]))  # the latter of the server, before a family sets it
+    inputs_read.compile_without_stale_bytecode(work_dir)
+    host = _host_of(request)
     elf, ptx = host.compiled.__cubin__, host.compiled.__ptx__
     cubin = read_cubin(elf, origin=request["name"])
     _check_cubin(request, cubin)
     spills = _spills(work_dir)  # before a second compile reports its own
     plan = _plan_of(host, elf, ptx)
     validate_plan(plan, ptx, elf)
+    inputs_read.check_inputs(request, own_directories)
     facts = _facts(request, cubin, plan, spills)
     (work_dir / parent.CUBIN_NAME).write_bytes(elf)
     (work_dir / parent.PTX_NAME).write_text(ptx, encoding="utf-8")
     (work_dir / parent.PLAN_NAME).write_text(plan_to_json(plan), encoding="utf-8")
     (work_dir / parent.FACTS_NAME).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _host_of(request: Mapping[str, Any]) -> HostFunction:
+    """What the family's compile function returns. Raises: CompileError if it is something else."""
+    host = resolve(request["function"])(request, request["options"])
+    if not isinstance(host, HostFunction):
+        raise CompileError(
+            f"{request['name']}: {request['function']} returned {host!r:.80}; it must return a HostFunction, as "
+            "`compile_host` makes one."
+        )
+    return host
 
 
 def _plan_of(host: HostFunction, elf: bytes, ptx: str) -> "LaunchPlan":

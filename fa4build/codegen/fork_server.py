@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fa4build.codegen import inputs_read
 from fa4build.errors import ToolchainError
 
 LOG_NAME = "log.txt"
@@ -200,6 +201,7 @@ class _Child:
 def serve(start: Mapping[str, Any]) -> None:
     """Do the imports, then fork a child a job until the parent closes its end."""
     connection = socket.socket(fileno=start["socket"])
+    inputs_read.watch()  # before any code that a job or `setup` may bring
     for name in start["blocked_modules"]:
         sys.modules[name] = None  # type: ignore[assignment]  # makes `import name` raise ImportError
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fa4build.arch import arch_named
 from fa4build.axes import Variant
-from fa4build.cache import key_inputs, key_of
+from fa4build.cache import canonical, key_inputs, key_of
 from fa4build.codegen.compile import CompileOptions, request_for
 from fa4build.codegen.render import render
+from fa4build.codegen.signature import signature_for, spec_for
 from fa4build.families.interface import Family, Recipe
 from fa4build.toolchain import Toolchain
 from fa4build.tuning import tuning_for
@@ -13,11 +15,18 @@ from fa4build.variants import expand_matrix, use_rule
 
 
 def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:
-    """Render a variant and form its key. Raises: RenderError, VariantError."""
+    """Render a variant and form its key. Raises: RenderError, VariantError.
+
+    Beside rendered text and kernel files, the key holds what a compile takes from tables outside `codegen`: argument
+    list, guarded extents and target.
+    """
     tuning = tuning_for(variant)
     source = render(variant, tuning)
     inputs = key_inputs(source, tuning, toolchain, options)
     inputs["source"]["variant"] |= use_rule(variant)
+    inputs["source"]["signature"] = canonical(signature_for(variant))
+    inputs["source"]["spec"] = canonical(spec_for(variant))
+    inputs["source"]["target"] = arch_named(variant.arch).target
     return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
 
 

@@ -57,10 +57,15 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalar:
-    """A number that callers pass; `default` is an expression over extents, None where there is none."""
+    """A number that callers pass.
+
+    `default` is an expression over extents, None where there is none. `dtype` is what the host's parameter is: f32, i32
+    or i64; recipes do not repeat it, the launch plan has it.
+    """
 
     name: str
     default: str | None = None
+    dtype: str = "f32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,10 @@ class OpRecipe:
 
     def document(self) -> dict[str, Any]:
         """The JSON object of a manifest (docs/formats.md, section 5)."""
-        return json.loads(json.dumps(asdict(self)))
+        document = json.loads(json.dumps(asdict(self)))
+        for scalar in document["scalars"]:
+            del scalar["dtype"]
+        return document
 
 
 # --- the family -------------------------------------------------------------------------------------------------------

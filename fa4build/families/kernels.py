@@ -9,22 +9,23 @@ import difflib
 import fnmatch
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from fa4build.arch import ARCHES, arch_named
 from fa4build.cache import key_inputs, key_of
-from fa4build.codegen.compile import CompileOptions, CompileRequest, Worker
+from fa4build.codegen.compile import WORKER, CompileOptions, CompileRequest, Worker
 from fa4build.errors import NothingSelectedError, ToolchainError, VariantError
 from fa4build.families.interface import RUNTIME_NAME, Buffer, Family, Input, OpRecipe, Recipe, Scalar, Step
+from fa4build.families.sources import Ingredients, ingredients
 from fa4build.selection import Selection
 from fa4build.toolchain import Toolchain, installed_distribution
 
-# What decides how a kernel is compiled.
-_OWN_SOURCES = (__file__, *(str(Path(__file__).with_name(name)) for name in ("tracing.py", "kernel_views.py")))
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*")
 
 TORCH_WORKER = Worker(setup="fa4build.families.tracing:setup", blocked_modules=())
 """A compile process in which torch can be imported, for kernels whose hosts are driven by torch tensors."""
@@ -35,9 +36,11 @@ class FamilyKernel:
     """One host function to be compiled for one target.
 
     Attributes:
-        id: unique in the family, fields separated by `-`, op and arch first: `rmsnorm-sm90a-bf16-n4096`.
+        id: unique in the family, fields of letters, digits and `_` separated by `-`, the second one the arch:
+            `rmsnorm-sm90a-bf16-n4096`.
         op: what it computes; an op of `fa4_kernels.abi.SIGNATURES` with the axes it needs is found by its functions.
         function: `module:name`, run in a fresh process as `function(request, options)`; it returns a `HostFunction`.
+            The module's file, and what it imports, is part of the key.
         payload: what that function needs to know, JSON; it is `request["payload"]` there.
         axes: what the dispatcher compares, JSON scalars.
         tuning: what `explain` shows of how it is done, JSON scalars.
@@ -81,7 +84,7 @@ def kernel_family(
     name: str,
     summary: str,
     kernels: Callable[[str], Iterable[FamilyKernel]],
-    sources: Sequence[str],
+    sources: Sequence[str] = (),
     op_recipes: Callable[[Sequence[FamilyKernel]], tuple[OpRecipe, ...]] | None = None,
     distributions: Sequence[Pinned] = (),
     environment: Mapping[str, str] | None = None,
@@ -92,25 +95,39 @@ def kernel_family(
     """A family from its kernels.
 
     Args:
-        name: lower-case letters, digits and `_`.
+        name: lower-case letters, digits and `_`, a letter first.
         kernels: arch name (`sm90a`) -> the kernels declared for it.
-        sources: files, or directories of Python files, whose content enters every key: the adapter and its kernels.
+        sources: further files, or directories with all their files, whose content enters every key. Modules that the
+            compile functions reach by import statements are found without being named; what else a compile reads
+            (a data file, a module imported by a computed name) must be named here, or the compile is refused.
         op_recipes: see `Family`.
-        distributions: installed packages that the kernels come from; their RECORD digests enter every key.
+        distributions: installed packages that the kernels come from. Digests of their files enter every key, and of
+            the packages that they require; those that the compiler itself requires, torch and numpy, do not.
         environment: variables of the compile process, pinned and part of every key.
         worker: where kernels compile; default: a process without torch.
         on_request: why a kernel is built only for those who name it by --select; "" for what everybody gets.
         more: further attributes of `Family`.
+    Raises: VariantError for a name of another form.
+    Contract: `toolchain` of the family reads the sources anew; `recipe` takes them as they were then.
     """
+    if not _NAME.fullmatch(name):
+        raise VariantError(f"family {name!r}: a name is lower-case letters, digits and _, a letter first.")
+    worker = worker or Worker()
+    of_worker = [one for one in (worker.setup, worker.warm) if one and not one.startswith(f"{WORKER}:")]
+    known: dict[str, Ingredients] = {}
     by_arch = cache(lambda arch: _checked(name, tuple(kernels(arch))))
 
     def expand(selection: Selection) -> tuple[FamilyKernel, ...]:
         return _selected(name, by_arch, selection, on_request)
 
     def recipe(kernel: FamilyKernel, toolchain: Toolchain, options: CompileOptions) -> Recipe:
-        return _recipe(kernel, dependencies_of([*sources, *_OWN_SOURCES]), toolchain, options)
+        if kernel.function not in known:
+            functions = [kernel.function, *of_worker]
+            known[kernel.function] = ingredients(name, functions, sources, [pinned.name for pinned in distributions])
+        return _recipe(name, kernel, known[kernel.function], toolchain, options)
 
     def toolchain(base: Toolchain) -> Toolchain:
+        known.clear()
         return _with_distributions(base, name, distributions, environment or {})
 
     options = {"pack_prefix": f"{RUNTIME_NAME}-{name.replace('_', '-')}", **more}
@@ -122,7 +139,7 @@ def kernel_family(
         expand=expand,
         recipe=recipe,
         toolchain=toolchain,
-        worker=worker or Worker(),
+        worker=worker,
         **options,
     )
 
@@ -152,15 +169,6 @@ def one_step(kernel: FamilyKernel, arguments: Sequence[Input | Scalar], results:
     )
 
 
-def dependencies_of(sources: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(name, sha256) of every source file, sorted. A name is the path below its directory's parent, never absolute."""
-    found: dict[str, str] = {}
-    for source in map(Path, sources):
-        for path in sorted(source.rglob("*.py")) if source.is_dir() else (source,):
-            found[path.relative_to(source.parent).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return tuple(sorted(found.items()))
-
-
 def licence_files(distribution: str) -> dict[str, bytes]:
     """The licence texts that an installed distribution carries, by `<distribution>-<file name>`.
 
@@ -182,6 +190,12 @@ def _checked(family: str, kernels: tuple[FamilyKernel, ...]) -> tuple[FamilyKern
     ids = [kernel.id for kernel in kernels]
     if repeated := sorted({i for i in ids if ids.count(i) > 1}):
         raise VariantError(f"family {family}: two kernels are called {', '.join(repeated)}; ids are unique.")
+    for kernel in kernels:
+        if not _ID.fullmatch(kernel.id) or kernel.id.split("-")[1:2] != [kernel.arch]:
+            raise VariantError(
+                f"family {family}: {kernel.id!r} is no kernel id. Fields of letters, digits and _ are separated by -, "
+                f"the second one is the arch: {kernel.op}-{kernel.arch}-..."
+            )
     return kernels
 
 
@@ -215,7 +229,7 @@ def _selected(
 
 
 def _recipe(
-    kernel: FamilyKernel, dependencies: tuple[tuple[str, str], ...], toolchain: Toolchain, options: CompileOptions
+    family: str, kernel: FamilyKernel, made_of: Ingredients, toolchain: Toolchain, options: CompileOptions
 ) -> Recipe:
     request = CompileRequest(
         name=kernel.id,
@@ -223,6 +237,9 @@ def _recipe(
         symbol=kernel.symbol,
         function=kernel.function,
         payload=dict(kernel.payload),
+        family=family,
+        sources=made_of.files,
+        distributions=made_of.distributions,
     )
     described = json.dumps([kernel.function, dict(kernel.payload)], sort_keys=True)
     source = Source(
@@ -230,7 +247,7 @@ def _recipe(
         sha256=hashlib.sha256(described.encode()).hexdigest(),
         symbol=kernel.symbol,
         function=kernel.function,
-        dependencies=dependencies,
+        dependencies=made_of.named,
     )
     inputs = key_inputs(source, dict(kernel.tuning), toolchain, options)
     return Recipe(name=kernel.id, key=key_of(inputs), inputs=inputs, request=request, options=options)

@@ -177,7 +177,6 @@ FAMILY: Family = kernel_family(
     name="quack",
     summary="Memory-bound kernels of quack",
     kernels=kernels,
-    sources=[__file__],
     op_recipes=op_recipes,
     distributions=[Pinned(name=DISTRIBUTION, tested=("0.6.5",))],
     environment={"QUACK_CACHE_ENABLED": "0"},

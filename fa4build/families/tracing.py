@@ -91,6 +91,7 @@ _TYPES = {
     "i64": "Int64",
     "u8": "Uint8",
 }
+_SCALAR_TYPES = ("f32", "i32", "i64")
 _ALIGN_BYTES = 16
 
 
@@ -102,19 +103,21 @@ def compile_host(
     Args:
         host: an instance whose method `kernel` (or `..kernel..`) is a `@cute.kernel`.
         arguments: named as the host's parameters. A tensor's last stride is 1, its address and other strides are
-            multiples of 16 bytes where its last extent is; a named extent is free, and equal wherever it occurs. A
-            scalar is a float.
+            multiples of 16 bytes where its last extent is; a named extent is free, and equal wherever it occurs.
+    Raises: CompileError for a dtype that a tensor or a scalar cannot have.
     """
     import cutlass
     import cutlass.cute as cute
 
+    for argument in arguments:
+        _check_dtype(argument, request["name"])
     tensors = [argument for argument in arguments if isinstance(argument, Input)]
     named = sorted({extent for tensor in tensors for extent in tensor.shape if isinstance(extent, str)})
     symbols = {name: cute.sym_int32(symbol=name) for name in named}
 
     def fake(argument: Input | Scalar) -> Any:
         if isinstance(argument, Scalar):
-            return cutlass.Float32(0.0)
+            return getattr(cutlass, _TYPES[argument.dtype])(0)
         dtype = getattr(cutlass, _TYPES[argument.dtype])
         last = argument.shape[-1]
         align = math.gcd(_ALIGN_BYTES, last * dtype.width // 8) if isinstance(last, int) else dtype.width // 8
@@ -130,6 +133,12 @@ def compile_host(
     stream = cute.runtime.make_fake_stream()
     compiled = compile_worker.compile_host(host, *map(fake, arguments), stream, options=options)
     return HostFunction(compiled=compiled, spec={"shapes": {tensor.name: list(tensor.shape) for tensor in tensors}})
+
+
+def _check_dtype(argument: Input | Scalar, name: str) -> None:
+    allowed = _SCALAR_TYPES if isinstance(argument, Scalar) else tuple(_TYPES)
+    if argument.dtype not in allowed:
+        raise CompileError(f"{name}: {argument.name} has dtype {argument.dtype!r}. Allowed: {', '.join(allowed)}.")
 
 
 def use_target(target: str) -> None:

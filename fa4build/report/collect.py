@@ -10,7 +10,7 @@ from fa4build import __version__
 from fa4build.axes import Variant
 from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, ToolchainError
-from fa4build.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for
+from fa4build.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for, subject_of
 from fa4build.pack import read_pack
 from fa4build.pipeline import find_cached
 from fa4build.report.benchmarks import Benchmark, Comparison, read_benchmarks, read_comparisons
@@ -156,7 +156,7 @@ def _rows(cache: Cache, entries: Sequence[CacheEntry], committed: Committed) -> 
 def _row(variant: Variant, state: str, entry: CacheEntry | None, cache_root: Path, committed: Committed) -> VariantRow:
     evidence = Evidence()
     if entry is not None:
-        evidence = evidence_for(entry.objects["cubin"].sha256, cache_root, committed)
+        evidence = evidence_for(subject_of(entry), cache_root, committed)
     return VariantRow(
         id=variant.id,
         op=variant.op,

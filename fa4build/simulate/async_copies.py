@@ -1,4 +1,4 @@
-"""cp.async, bulk copies and bulk groups. Source: ptx-semantics 8.2, 8.3, 8.5; PTX ISA 9.7.9.25, 9.7.9.27."""
+"""cp.async, bulk copies and bulk groups. Source: ptx-semantics.md 8.2, 8.3, 8.5; PTX ISA 9.7.9.25, 9.7.9.27."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""atom and red on global and shared memory. Source: PTX ISA 9.7.13.4, 9.7.13.5; ptx-semantics 7.8.
+"""atom and red on global and shared memory. Source: PTX ISA 9.7.13.4, 9.7.13.5; ptx-semantics.md 7.8.
 
 Lanes are served in order; each sees the result of the one before.
 """

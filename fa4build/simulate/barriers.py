@@ -1,6 +1,6 @@
 """mbarriers, named barriers, the cluster barrier, fences and register budgets.
 
-Source: ptx-semantics 7; PTX ISA 9.7.13, 9.7.19.5.
+Source: ptx-semantics.md 7; PTX ISA 9.7.13, 9.7.19.5.
 """
 
 from collections import Counter, deque

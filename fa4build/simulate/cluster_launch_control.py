@@ -1,6 +1,6 @@
 """clusterlaunchcontrol: running clusters claim ones that have not started.
 
-Source: ptx-semantics 7.7; PTX ISA 9.7.13.17.
+Source: ptx-semantics.md 7.7; PTX ISA 9.7.13.17.
 
 The opaque 16-byte response is, here, four u32: claimed (0 or 1), then the first CTA's x, y, z.
 """

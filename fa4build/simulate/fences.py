@@ -1,6 +1,6 @@
 """Fences, hints without effect, traps, and the register budgets of warps.
 
-Source: ptx-semantics 7.5, 7.6, 7.9; PTX ISA 9.7.13, 9.7.19.5.
+Source: ptx-semantics.md 7.5, 7.6, 7.9; PTX ISA 9.7.13, 9.7.19.5.
 """
 
 from fa4build.simulate.gang import WARP

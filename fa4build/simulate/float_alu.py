@@ -1,6 +1,6 @@
 """f32 arithmetic, packed f32x2, compares and the approximate functions.
 
-Source: PTX ISA 9.7.3, 9.7.5; ptx-semantics 5.2, 6.
+Source: PTX ISA 9.7.3, 9.7.5; ptx-semantics.md 5.2, 6.
 
 Scalars are float32 arrays; an f32x2 operand is a tuple of two. Rounding is exact; NaN payloads are not modelled.
 """

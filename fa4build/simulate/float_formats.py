@@ -10,7 +10,7 @@ says that something was cut off). Rounding an odd 53-bit value to 24 bits or few
 correctly rounded result of the exact one (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
 IEEE Trans. Computers 57(4), 2008). The plain float64 result is used where it is provably right.
 
-Source: ptx-semantics 5.2 and 5.3 (PTX ISA 9.7.3, 9.7.5, 9.7.9.21).
+Source: ptx-semantics.md 5.2 and 5.3 (PTX ISA 9.7.3, 9.7.5, 9.7.9.21).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def fma_f32(a: ArrayLike, b: ArrayLike, c: ArrayLike, rounding: str = "rn", ftz:
 
     Args: f32 bits. Returns: f32 bits, exact in every case, subnormals kept unless `ftz`.
     `fma.rn.f32.bf16` is this on `bf16_to_f32` of the first two operands.
-    Source: ptx-semantics 5.2. Flushing a result that only rounding makes normal is [INF]: not flushed here.
+    Source: ptx-semantics.md 5.2. Flushing a result that only rounding makes normal is [INF]: not flushed here.
     """
     _check_rounding(rounding)
     a, b, c = as_bits(a), as_bits(b), as_bits(c)
@@ -172,7 +172,7 @@ def _add_directed(x: NDArray[np.float32], y: NDArray[np.float32], rounding: str)
 
 
 def add_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False) -> Bits:
-    """a + b: `add.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics 5.2."""
+    """a + b: `add.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics.md 5.2."""
     _check_rounding(rounding)
     a, b = as_bits(a), as_bits(b)
     if ftz:
@@ -186,12 +186,12 @@ def add_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False)
 
 
 def sub_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False) -> Bits:
-    """a - b: `sub.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics 5.2."""
+    """a - b: `sub.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics.md 5.2."""
     return add_f32(a, as_bits(b) ^ _F32_SIGN, rounding, ftz)
 
 
 def mul_f32(a: ArrayLike, b: ArrayLike, rounding: str = "rn", ftz: bool = False) -> Bits:
-    """a * b: `mul.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics 5.2."""
+    """a * b: `mul.{rn,rz,rm,rp}{.ftz}.f32`. Args and returns: f32 bits. Source: ptx-semantics.md 5.2."""
     _check_rounding(rounding)
     a, b = as_bits(a), as_bits(b)
     if ftz:
@@ -239,7 +239,7 @@ def _choose(a: ArrayLike, b: ArrayLike, take_larger: bool, propagate_nan: bool, 
 def max_f32(a: ArrayLike, b: ArrayLike, propagate_nan: bool = False, ftz: bool = False) -> Bits:
     """`max{.ftz}{.NaN}.f32`: the non-NaN operand wins, +0 > -0; with `propagate_nan` any NaN gives NaN.
 
-    Args and returns: f32 bits. The 3-operand form is max(max(a, b), c). Source: ptx-semantics 5.2.
+    Args and returns: f32 bits. The 3-operand form is max(max(a, b), c). Source: ptx-semantics.md 5.2.
     """
     return _choose(a, b, True, propagate_nan, ftz)
 
@@ -253,7 +253,7 @@ def min_f32(a: ArrayLike, b: ArrayLike, propagate_nan: bool = False, ftz: bool =
 
 
 def f32_to_bf16_rn(bits: ArrayLike) -> NDArray[np.uint16]:
-    """f32 bits -> bf16 bits, round to nearest even; overflow gives infinity. Source: ptx-semantics 5.3."""
+    """f32 bits -> bf16 bits, round to nearest even; overflow gives infinity. Source: ptx-semantics.md 5.3."""
     bits = as_bits(bits)
     rounded = bits >> np.uint32(16)
     rounded &= np.uint32(1)
@@ -335,7 +335,7 @@ def _f32_to_f8(bits: ArrayLike, mantissa_bits: int, exponent_bias: int, max_fini
 def f32_to_e4m3_rn_satfinite(bits: ArrayLike) -> NDArray[np.uint8]:
     """f32 bits -> e4m3 codes: nearest even, |x| > 448 and infinity to +-448, NaN to 0x7F, least value 2^-9.
 
-    Source: ptx-semantics 5.3.
+    Source: ptx-semantics.md 5.3.
     """
     return _f32_to_f8(bits, mantissa_bits=3, exponent_bias=7, max_finite=0x7E)
 

@@ -1,4 +1,4 @@
-"""Loads and stores of shared, global and local memory. Source: PTX ISA 9.7.9; ptx-semantics 5.4.
+"""Loads and stores of shared, global and local memory. Source: PTX ISA 9.7.9; ptx-semantics.md 5.4.
 
 Shared addresses carry the CTA rank in bits 24 and up; the window of a CTA starts at 0x400, as on the hardware.
 """

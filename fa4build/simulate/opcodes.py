@@ -51,6 +51,12 @@ def _find(opcode: str) -> tuple[Rule, re.Match] | None:
     return None
 
 
+def maker_of(opcode: str) -> Callable | None:
+    """The function that executes an opcode, None where it is in no table."""
+    found = _find(opcode)
+    return None if found is None else found[0].make
+
+
 def rule_for(opcode: str, line: int) -> tuple[Rule, re.Match]:
     """The rule of an opcode.
 

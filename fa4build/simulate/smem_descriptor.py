@@ -3,8 +3,8 @@
 Element (i, k) of an operand has i = M or N index and k = K index. Addresses are absolute bytes in the CTA's shared
 window; the swizzle acts on them, so a start address advanced inside a swizzle pattern works.
 
-Source: ptx-semantics 9.5 and 10 (PTX ISA 9.7.16.3.3, tables 40 and 42). Swizzle spans 128 and 64 and unswizzled K-major
-are checked on an H200; the other layouts follow the same formula.
+Source: ptx-semantics.md 9.5 and 10 (PTX ISA 9.7.16.3.3, tables 40 and 42). Swizzle spans 128 and 64 and unswizzled
+K-major are checked on an H200; the other layouts follow the same formula.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def decode_wgmma(word: int) -> SmemDescriptor:
     """Reads a 64-bit wgmma matrix descriptor.
 
     Bits: start >> 4 at 0, LBO >> 4 at 16, SBO >> 4 at 32 (14 each), base offset 49-51, swizzle 62-63.
-    Raises: SimulationError for reserved bits, a base offset, or more than 64 bits. Source: ptx-semantics 10.
+    Raises: SimulationError for reserved bits, a base offset, or more than 64 bits. Source: ptx-semantics.md 10.
     """
     reserved = 3 << 14 | 3 << 30 | 7 << 46 | ((1 << 10) - 1) << 52
     return _decode(word, _WGMMA_SPANS, _bits(word, 62, 2), reserved, "wgmma")
@@ -79,7 +79,7 @@ def decode_tcgen05(word: int) -> SmemDescriptor:
     """Reads a 64-bit tcgen05 shared-memory descriptor.
 
     As wgmma's, with 0b001 in bits 46-48, absolute-LBO mode in bit 52 and the swizzle code in bits 61-63.
-    Raises: SimulationError also for the absolute-LBO mode and the 32-byte-atom swizzle. Source: ptx-semantics 9.5.
+    Raises: SimulationError also for the absolute-LBO mode and the 32-byte-atom swizzle. Source: ptx-semantics.md 9.5.
     """
     if _bits(word, 46, 3) != 1:
         raise SimulationError(f"tcgen05 descriptor {int(word):#018x} has {_bits(word, 46, 3)} in bits 46-48, not 1")
@@ -100,7 +100,7 @@ def element_offsets(desc: SmemDescriptor, i: NDArray, k: NDArray, elem_bytes: in
       K-major, plain:       (i//8)*SBO + (i%8)*16 + (k//T)*LBO + (k%T)*elem_bytes
       MN-major, swizzled:   (i//E)*LBO + (i%E)*elem_bytes + (k//8)*SBO + (k%8)*S
       MN-major, plain:      (i//T)*SBO + (i%T)*elem_bytes + (k//8)*LBO + (k%8)*16
-    Source: ptx-semantics 9.5.
+    Source: ptx-semantics.md 9.5.
     """
     i, k = np.asarray(i, dtype=np.int64), np.asarray(k, dtype=np.int64)
     leading, stride, span = desc.leading_bytes, desc.stride_bytes, desc.swizzle
@@ -128,7 +128,7 @@ def _check_operand(desc: SmemDescriptor, k_elems: int, elem_bytes: int, major: s
 
 
 def element_addresses(desc: SmemDescriptor, rows: int, k_elems: int, elem_bytes: int, major: str) -> NDArray[np.int64]:
-    """Absolute byte address of every element of a (rows, k_elems) operand. Source: ptx-semantics 9.5."""
+    """Absolute byte address of every element of a (rows, k_elems) operand. Source: ptx-semantics.md 9.5."""
     _check_operand(desc, k_elems, elem_bytes, major)
     offsets = element_offsets(desc, np.arange(rows)[:, None], np.arange(k_elems)[None, :], elem_bytes, major)
     return swizzle_address(desc.start + offsets, desc.swizzle)
@@ -193,7 +193,7 @@ def load_matrix(
         smem: the CTA's shared window from address 0; its size a multiple of 16.
         elem_bytes: 1, 2 or 4. major: `k` or `mn`, the dimension that is contiguous in memory.
     Raises: SimulationError if the operand leaves the window or does not fit its layout.
-    Source: ptx-semantics 9.5 and 10.
+    Source: ptx-semantics.md 9.5 and 10.
     """
     phase = desc.start % _PATTERN
     units, last = _unit_map(
@@ -243,7 +243,7 @@ def decode_instruction(word: int, kind: str, cta_group: int) -> InstructionDescr
     Args: kind: `f16`, `tf32` or `f8f6f4`. cta_group: 1 or 2.
     Raises: SimulationError for sparsity, saturation, .ws shifts, a type that is not simulated, or an M, N the CTA
         group does not have (M 64, 128 / 128, 256; N a multiple of 8 / 16 up to 256, 16 / 32 for 8-bit MN-major B).
-    Source: ptx-semantics 9.5 (PTX table 42).
+    Source: ptx-semantics.md 9.5 (PTX table 42).
     """
     word = int(word)
     if kind not in _KIND_TYPES:

@@ -3,7 +3,7 @@
 A swizzle exchanges the 16-byte units of a span with those of the other rows of its pattern, by XOR of address bits. It
 acts on the absolute shared address, so a start address advanced inside a pattern still reads what was written.
 
-Source: ptx-semantics 8.4 and 9.5 (PTX ISA 5.5.7).
+Source: ptx-semantics.md 8.4 and 9.5 (PTX ISA 5.5.7).
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def swizzle_address(address: Address, span: int) -> Address:
 def swizzle_address_128_atom32(address: Address) -> Address:
     """128-byte swizzle that moves 32-byte units (tf32 operands, M- or N-major): a ^ (((a >> 7) & 3) << 5).
 
-    Source: ptx-semantics 9.5 (PTX ISA 5.5.7), not exercised on hardware.
+    Source: ptx-semantics.md 9.5 (PTX ISA 5.5.7), not exercised on hardware.
     """
     return address ^ (((address >> 7) & 3) << 5)

@@ -1,4 +1,4 @@
-"""tcgen05 (sm_100a, sm_103a): tensor memory, MMA, commit. Source: ptx-semantics 9; PTX ISA 9.7.16.
+"""tcgen05 (sm_100a, sm_103a): tensor memory, MMA, commit. Source: ptx-semantics.md 9; PTX ISA 9.7.16.
 
 Loads and stores of tensor memory happen at issue; MMAs and commits are one in-order queue per issuing warp.
 """

@@ -1,4 +1,4 @@
-"""Tensor (TMA) loads, stores and reductions. Source: ptx-semantics 8.4; PTX ISA 9.7.9.27."""
+"""Tensor (TMA) loads, stores and reductions. Source: ptx-semantics.md 8.4; PTX ISA 9.7.9.27."""
 
 import numpy as np
 

@@ -15,7 +15,7 @@ Zero products take no part in E. Successive K steps are separate instructions, c
 | tf32 | 8 | B200: 5,000 of 5,000 vectors |
 | e4m3, e5m2 | 32 | one public model of tcgen05 [PUB]; Hopper's fp8 wgmma is another unit and is not modelled |
 
-Source: ptx-semantics 9.8; overflow to infinity and NaN 0x7FFFFFFF as in the public model MMA-Sim (arXiv 2511.10909).
+Source: ptx-semantics.md 9.8; overflow to infinity and NaN 0x7FFFFFFF as in the public model MMA-Sim (arXiv 2511.10909).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fa4build.simulate.float_formats import F32_NAN, Bits, bf16_to_f32, e4m3_to_
 
 FRACTION_BITS = 25  # bits kept below the largest exponent
 _ZERO_EXPONENT = -2000  # stands for the exponent of zero; the sum of two still fits in int16
-_LOWEST_ALIGNMENT = -133  # the unit aligns to no lower exponent than this (ptx-semantics 9.8)
+_LOWEST_ALIGNMENT = -133  # the unit aligns to no lower exponent than this (ptx-semantics.md 9.8)
 _BLOCK_ELEMENTS = 8192  # outputs worked on at once, so that the working set stays in the first-level caches
 
 
@@ -202,7 +202,7 @@ def mma_tile(
     Returns: (M, N) f32 bits.
     Raises: SimulationError for an unknown type, shapes that do not fit, or a K that is not whole steps.
     Cost: 64 x 128 x 64 bf16 0.85 ms, 1.7 to 2.2 ms where f32 does not do (numpy 2.4, one core of an AMD EPYC 9005).
-    Source: ptx-semantics 9.8.
+    Source: ptx-semantics.md 9.8.
     """
     a_type, b_type = _operand_type(kind), _operand_type(b_kind or kind)
     a_bits, b_bits = np.asarray(a_bits), np.asarray(b_bits)

@@ -3,7 +3,7 @@
 Packing equals what `cuTensorMapEncodeTiled` writes into the first 64 bytes; the driver's bookkeeping behind them and
 the two bits whose meaning is unknown (1 and 21 of word 1) are written as zero and ignored when reading.
 
-Source: ptx-semantics 8.6 (bit layout compared with the driver), docs/formats.md section 2 (names).
+Source: ptx-semantics.md 8.6 (bit layout compared with the driver), docs/formats.md section 2 (names).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def pack(tmap: TensorMap) -> bytes:
     """The 128 bytes of a tensor map.
 
     Raises: SimulationError if the stride of a dim of extent 1 cannot be encoded; `repaired` gives it a legal one.
-    Source: ptx-semantics 8.6.
+    Source: ptx-semantics.md 8.6.
     """
     if not all(_is_legal_stride(stride) for stride in tmap.strides):
         raise SimulationError(f"tensor map: strides {tmap.strides} cannot be encoded; pass the map through `repaired`")
@@ -193,7 +193,7 @@ def unpack(data: bytes) -> TensorMap:
     """Reads a 128-byte tensor map; only the first 64 bytes carry meaning.
 
     Raises: SimulationError if the length, a code or a value is not one that `pack` writes.
-    Source: ptx-semantics 8.6.
+    Source: ptx-semantics.md 8.6.
     """
     if len(data) != SIZE_BYTES:
         raise SimulationError(f"tensor map: {len(data)} bytes given, a tensor map has {SIZE_BYTES}")

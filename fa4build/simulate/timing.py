@@ -3,7 +3,7 @@
 For comparing pipelines with one another, not for predicting times: barrier wake-up, TMEM bandwidth and issue rules are
 assumptions. Every number carries where it is from. This module holds tables and arithmetic; who runs when is not here.
 
-Source: ptx-semantics 14.
+Source: ptx-semantics.md 14.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _MICROBENCH = "SemiAnalysis microbench-blackwell (Apache-2.0)"
 _ULTRA = "NVIDIA Blackwell Ultra blog: twice the attention exponentials"
 _HOPPER = "published H100 figures: m64n128k16 in 64 clocks"
 _ALU = Rate(value=64, unit="lanes/clk", source="CUDA C++ Programming Guide, arithmetic throughput: 9.0; 10.x as 9.0")
-_FMA = Rate(value=128, unit="lanes/clk", source="published; ptx-semantics 14 tags it [PUB]")
-_SHARED = Rate(value=128, unit="bytes/clk", source="published; ptx-semantics 14 tags it [PUB]")
+_FMA = Rate(value=128, unit="lanes/clk", source="published; ptx-semantics.md 14 tags it [PUB]")
+_SHARED = Rate(value=128, unit="bytes/clk", source="published; ptx-semantics.md 14 tags it [PUB]")
 _TENSOR_MEMORY = Rate(value=512, unit="bytes/clk", source="32 lanes x 4 bytes x 4 warps", is_assumed=True)
 
 RATES = {
@@ -122,7 +122,7 @@ def mma_cycles(m: int, n: int, cta_group: int, a_in_tensor_memory: bool) -> floa
 
     Between the measured N (64, 128, 256) the clocks are interpolated; below 64 they are those of 64.
     M 128 of a CTA pair with A in tensor memory was not measured: it takes the figures of A in shared memory.
-    Raises: SimulationError for a shape that does not exist. Source: ptx-semantics 14.
+    Raises: SimulationError for a shape that does not exist. Source: ptx-semantics.md 14.
     """
     clocks = _TCGEN05_CLOCKS.get((cta_group, m, a_in_tensor_memory)) or _TCGEN05_CLOCKS.get((cta_group, m, False))
     if clocks is None or not 8 <= n <= 256:
@@ -211,7 +211,7 @@ def instruction_cost(opcode: str, arch: str) -> Cost:
     Integer, minimum and conversion take the ALU. What the assembler folds into others or into register allocation
     (`is_folded`) costs nothing. Asynchronous ones (MMA, TMA, bulk copies) cost
     their issue slot only: their own time is in `mma_cycles`, `wgmma_cycles` and `tma_load_latency`.
-    Source: ptx-semantics 14; bank conflicts are not modelled.
+    Source: ptx-semantics.md 14; bank conflicts are not modelled.
     """
     rates = rates_of(arch)
     if _MUFU.match(opcode):
@@ -287,7 +287,7 @@ def forward_tile_bounds(
         about 6 f32 operations each) instead of the MUFU.
     Returns: clocks by unit: qk, pv (tensor core), mufu, fma (scaling and emulation). The largest of
         qk + pv, mufu, fma bounds the tile.
-    Source: ptx-semantics 14.
+    Source: ptx-semantics.md 14.
     """
     rates = rates_of(arch)
     if arch == "sm90a":

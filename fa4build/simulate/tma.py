@@ -12,7 +12,7 @@ What an H200 does beyond the manual (recorded; see test_probes.py), and so does 
 
 Not covered, and refused: im2col, interleaved layouts, element strides above 1, NaN fill.
 
-Source: ptx-semantics 8.4; recordings of an H200 (negative start, ragged end, all swizzles).
+Source: ptx-semantics.md 8.4; recordings of an H200 (negative start, ragged end, all swizzles).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def plan_box(
         per_element: units of one element, for copies that compute (reductions).
     Raises: SimulationError for a rank mismatch, a misaligned shared address, coordinates that hardware does not take,
         or a mode that is not simulated.
-    Source: ptx-semantics 8.4.
+    Source: ptx-semantics.md 8.4.
     """
     coords = tuple(int(c) for c in coords)
     _check_supported(tmap, coords, shared_address, outgoing)
@@ -205,7 +205,7 @@ def reduce_add_f32_box(
     """Adds a box of f32 from shared to global memory, elementwise, nearest even, subnormals kept.
 
     Args as `load_box`; the plan must be made `outgoing` and `per_element` from an f32 map without zero strides.
-    Source: ptx-semantics 8.3 (H200).
+    Source: ptx-semantics.md 8.3 (H200).
     """
     if plan.unit_bytes != 4:
         raise SimulationError(f"tensor reduction of {plan.unit_bytes}-byte units; f32 addition needs per_element=True")

@@ -7,7 +7,7 @@ Tensor memory is a uint32 array of 128 lanes x 512 columns per CTA; an address i
 | 32x32b ld/st, D of M 128 (one CTA), M 256 and 128 (two CTAs), A operand | real kernels in a prototype |
 | 16x64b, 16x128b, 16x256b, 16x32bx2, pack/unpack, D for M 64 | documentation only |
 
-Source: ptx-semantics 9.1, 9.2, 9.4, 9.5 (PTX ISA 9.7.16).
+Source: ptx-semantics.md 9.1, 9.2, 9.4, 9.5 (PTX ISA 9.7.16).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WARP_LANES = 32
 
 
 def split_address(address: int) -> tuple[int, int]:
-    """(lane, column) of a tensor-memory address; refuses one outside 128 x 512. Source: ptx-semantics 9.1."""
+    """(lane, column) of a tensor-memory address; refuses one outside 128 x 512. Source: ptx-semantics.md 9.1."""
     lane, column = int(address) >> 16, int(address) & 0xFFFF
     if not (0 <= lane < LANES and column < COLUMNS):
         raise SimulationError(f"tensor memory address {int(address):#x} (lane {lane}, column {column}) is out of range")
@@ -42,7 +42,7 @@ def split_address(address: int) -> tuple[int, int]:
 class Allocator:
     """The columns of one CTA's tensor memory. `may_allocate` ends with tcgen05.relinquish_alloc_permit.
 
-    Source: ptx-semantics 9.2.
+    Source: ptx-semantics.md 9.2.
     """
 
     blocks: dict[int, int] = field(default_factory=dict)  # first column -> number of columns
@@ -113,7 +113,7 @@ def transfer_cells(
         split_offset: column distance of the second half of 16x32bx2.
         packed: `.pack::16b` of ld, `.unpack::16b` of st: a register holds the low 16 bits of two adjacent columns,
             the lower column in its low half.
-    Source: ptx-semantics 9.4.
+    Source: ptx-semantics.md 9.4.
     """
     if shape not in _REGISTERS_PER_REPEAT:
         raise SimulationError(f"tcgen05 ld/st shape {shape!r} is unknown; allowed: {', '.join(_REGISTERS_PER_REPEAT)}")
@@ -168,7 +168,7 @@ def load(
     """tcgen05.ld: the registers of one warp, (registers, 32) u32.
 
     Args: tmem: (128, 512). address: uniform over the warp. warp: index in the CTA. Others as `transfer_cells`.
-    Raises: SimulationError for lanes of another warp's quarter or columns outside. Source: ptx-semantics 9.4.
+    Raises: SimulationError for lanes of another warp's quarter or columns outside. Source: ptx-semantics.md 9.4.
     """
     lane, column = check_transfer(address, warp, shape, transfer_columns(shape, repeat, split_offset, packed))
     if shape == "32x32b" and not packed:
@@ -216,7 +216,7 @@ def load_reduce(
     """tcgen05.ld.red.32x32b.f32: the registers of `load`, and per lane their max or min over the columns, (32,) u32.
 
     Args: operation: `max` or `min`; absolute: of |x|; propagate_nan: `.NaN`, otherwise NaN is ignored.
-    Source: ptx-semantics 9.4.
+    Source: ptx-semantics.md 9.4.
     """
     if operation not in ("max", "min"):
         raise SimulationError(f"tcgen05.ld.red operation {operation!r} is unknown; allowed: max, min")
@@ -258,7 +258,7 @@ def accumulator_blocks(m: int, n: int, cta_group: int, address: int) -> tuple[Ac
     | 128, 2 (layout B) | CTA m/64; n < N/2: lane m%64, column n; else lane 64 + m%64, column n - N/2 |
 
     Raises: SimulationError for another shape, a lane that the layout does not allow, or columns past 512.
-    Source: ptx-semantics 9.5; M 64 by documentation only.
+    Source: ptx-semantics.md 9.5; M 64 by documentation only.
     """
     lane, column = split_address(address)
     if lane not in ((0, 16) if (m, cta_group) == (64, 1) else (0,)):
@@ -304,7 +304,7 @@ def write_accumulator(
     """Writes an (M, N) array of f32 bits as D.
 
     Args: disabled_lanes: per CTA a bool (128,), True where disable-output-lane suppresses the write.
-    Source: ptx-semantics 9.5.
+    Source: ptx-semantics.md 9.5.
     """
     for b in accumulator_blocks(d.shape[0], d.shape[1], cta_group, int(address)):
         target = tmems[b.cta][b.lane : b.lane + b.num_rows, b.column : b.column + b.num_cols]
@@ -326,7 +326,7 @@ def read_a_operand(
 
     Row i lies in lane i of its CTA (CTA r has rows r*M/2 on), elements packed along columns, the first in the low bits.
     For M 128 of two CTAs the 64 rows must also stand in lanes 64 to 127; this reads lanes 0 to 63 and refuses rows that
-    differ. Source: ptx-semantics 9.5 (PTX 9.7.16.10.4); the duplication is [INF].
+    differ. Source: ptx-semantics.md 9.5 (PTX 9.7.16.10.4); the duplication is [INF].
     """
     lane, column = split_address(address)
     if lane or column + 8 > COLUMNS:

@@ -1,6 +1,6 @@
 """Shuffles, votes, elections, warp reductions and matrix fragments.
 
-Source: PTX ISA 9.7.9.6, 9.7.13, 9.7.14.5; ptx-semantics 5.5, 5.6.
+Source: PTX ISA 9.7.9.6, 9.7.13, 9.7.14.5; ptx-semantics.md 5.5, 5.6.
 """
 
 import numpy as np

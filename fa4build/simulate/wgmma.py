@@ -1,4 +1,4 @@
-"""wgmma (sm_90a): fragments, descriptors, groups. Source: ptx-semantics 10; PTX ISA 9.7.15.
+"""wgmma (sm_90a): fragments, descriptors, groups. Source: ptx-semantics.md 10; PTX ISA 9.7.15.
 
 In the eager schedule an instruction computes at issue. In the others it computes when it is waited for, from shared
 memory as it is then, and its accumulators hold poison in between.
@@ -79,7 +79,7 @@ def _mma(b, ins, match):
     d, a, bdesc, scale, scale_a, scale_b, *transposes = ins.operands
     size, k_elements = _BYTES[kind], int(match[2])
     if size == 1:
-        # tensor_core.py sums 8-bit products as Blackwell does; Hopper keeps fewer bits of each (ptx-semantics 9.8).
+        # tensor_core.py sums 8-bit products as Blackwell does; Hopper keeps fewer bits of each (ptx-semantics.md 9.8).
         raise b.fault(
             f"{ins.opcode}: 8-bit operands are not modelled for sm_90a; their sums are cut to other bits there"
         )

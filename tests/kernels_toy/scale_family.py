@@ -1,5 +1,3 @@
-from pathlib import Path
-
 from fa4build.families import FamilyKernel, Input, kernel_family, one_step
 
 X = Input(name="x", dtype="bf16", shape=("rows", 256))
@@ -23,6 +21,5 @@ FAMILY = kernel_family(
     name="toy",
     summary="Rows scaled by a factor each",
     kernels=kernels,
-    sources=[str(Path(__file__).with_name("scale_rows.py"))],
     op_recipes=lambda built: tuple(one_step(kernel, [X, SCALE, OUT], results=["out"]) for kernel in built),
 )

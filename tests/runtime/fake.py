@@ -200,6 +200,9 @@ def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None, pl
     Every entry has `forward_plan` and a cubin for it, unless `plan` and `cubin` are given.
     """
     from fa4_kernels.abi import ABI_HASH
+    from fa4_kernels.evidence import record_digest
+
+    from tests.summaries import summary
 
     directory.mkdir(parents=True, exist_ok=True)
     cubins, plans = [], []
@@ -216,11 +219,15 @@ def write_pack(directory: Path, variant_ids, *, target="sm_90a", change=None, pl
     for name, blob in zip(variant_ids, cubins, strict=True):
         op, axes = entry_axes(name)
         entry = {"id": name, "op": op, "target": target, "axes": axes, "symbols": [name.replace("-", "_") + "_0"]}
-        entry |= {"evidence": {"static": True, "simulated": None, "silicon": None}, "cubin": _blob(offset, blob)}
+        entry |= {"cubin": _blob(offset, blob)}
         entries.append(entry)
         offset += len(blob)
     for entry, blob in zip(entries, plans, strict=True):
         entry["plan"] = _blob(offset, blob)
+        static = summary("static", target)
+        digests = (entry["cubin"]["sha256"], entry["plan"]["sha256"])
+        static["record"] = record_digest("static", entry["id"], *digests, static)
+        entry["evidence"] = {"static": static, "simulated": None, "silicon": None}
         offset += len(blob)
     manifest = {"schema": 1, "pack": "fa4-kernels-test", "family": "fa4", "version": "0.1.0", "abi": ABI_HASH}
     manifest |= {"targets": [target], "toolchain": {}, "groups": [group], "entries": entries}

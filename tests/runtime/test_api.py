@@ -13,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
+import numpy as np  # noqa: E402
 from fa4_kernels import CaptureError, InputError, NoKernelError, loader, packs  # noqa: E402
 from fa4_kernels.plan import encode_plan  # noqa: E402
+from fa4_kernels.problems import Offsets  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -144,8 +146,18 @@ def test_head_dim_v_is_that_of_the_output(attention, fake):
         pytest.param(True, (7, None), "local", 7, 0, id="causal with left"),
         pytest.param(False, (-1, -1), "full", UNBOUNDED, UNBOUNDED, id="both negative: no window"),
         pytest.param(True, (-1, -1), "causal", UNBOUNDED, 0, id="both negative and causal"),
-        pytest.param(False, (None, -2), "local", UNBOUNDED, -2, id="one negative is an offset"),
-        pytest.param(False, (-2, 5), "local", -2, 5, id="left negative is an offset"),
+        pytest.param(False, (-3, -2), "full", UNBOUNDED, UNBOUNDED, id="any two negative ones: no window"),
+        pytest.param(False, (-1, 0), "causal", UNBOUNDED, 0, id="-1 on the left is no bound"),
+        pytest.param(False, (4, -1), "local", 4, UNBOUNDED, id="-1 on the right is no bound"),
+        pytest.param(False, (-1, 4), "local", UNBOUNDED, 4, id="-1 on the left of a window"),
+        pytest.param(False, (-1, None), "full", UNBOUNDED, UNBOUNDED, id="-1 beside None"),
+        pytest.param(False, (None, -1), "full", UNBOUNDED, UNBOUNDED, id="None beside -1"),
+        pytest.param(True, (-1, 0), "causal", UNBOUNDED, 0, id="causal and -1"),
+        pytest.param(True, (-1, None), "causal", UNBOUNDED, 0, id="causal, -1 beside None"),
+        pytest.param(True, (4, -1), "local", 4, 0, id="causal with left, and -1"),
+        pytest.param(False, (np.int64(7), np.int32(-1)), "local", 7, UNBOUNDED, id="ints of numpy"),
+        pytest.param(np.bool_(True), [7, 3], "local", 7, 0, id="a bool of numpy, a list"),
+        pytest.param(1, Offsets(-2, 5), "local", -2, 5, id="offsets, from within the package"),
         pytest.param(False, (1 << 40, 3), "local", UNBOUNDED, 3, id="clipped to 2^30"),
     ],
 )
@@ -165,8 +177,7 @@ def test_masks_are_brought_to_one_form(attention, fake, causal, window, mask, le
         pytest.param({"seqlen_q": 0}, {}, id="no queries"),
         pytest.param({"batch": 0}, {}, id="no batch"),
         pytest.param({"heads": 0, "heads_kv": 0}, {}, id="no heads"),
-        pytest.param({}, {"window_size": (-3, 2)}, id="window that sees nothing"),
-        pytest.param({}, {"causal": True, "window_size": (-1, None)}, id="causal from the next key on"),
+        pytest.param({}, {"window_size": Offsets(-3, 2)}, id="window that sees nothing"),
     ],
 )
 def test_problems_without_a_visible_key_are_answered_without_a_launch(attention, fake, extents, options):
@@ -224,7 +235,32 @@ BAD_CALLS = [
     pytest.param(lambda q, k, v: (q, k, v.float().numpy()), {}, "v is a ndarray, a torch tensor is", id="numpy v"),
     pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": -1.0}, "softmax_scale must be a pos", id="scale < 0"),
     pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": math.nan}, "it is nan", id="scale nan"),
-    pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": torch.ones(())}, "it is tensor", id="scale a tensor"),
+    pytest.param(
+        lambda q, k, v: (q, k, v),
+        {"softmax_scale": torch.ones(())},
+        "it is a torch.float32 tensor",
+        id="scale a tensor",
+    ),
+    pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": True}, "softmax_scale .* is True", id="scale True"),
+    pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": 1e-60}, "that float32 holds", id="scale 1e-60"),
+    pytest.param(lambda q, k, v: (q, k, v), {"softcap": True}, "softcap must be .* it is True", id="softcap True"),
+    pytest.param(lambda q, k, v: (q, k, v), {"num_splits": True}, "num_splits must be an int", id="num_splits True"),
+    pytest.param(lambda q, k, v: (q, k, v), {"causal": "no"}, "causal must be True or False", id="causal a text"),
+    pytest.param(
+        lambda q, k, v: (q, k, v), {"causal": torch.ones(())}, "it is a torch.float32 t", id="causal a tensor"
+    ),
+    pytest.param(lambda q, k, v: (q, k, v), {"causal": None}, "causal must be True or False", id="causal None"),
+    pytest.param(lambda q, k, v: (q, k, v), {"return_lse": "no"}, "return_lse must be True or", id="return_lse a text"),
+    pytest.param(lambda q, k, v: (q, k, v), {"window_size": (-5, 3)}, "a side is a number of keys", id="window -5"),
+    pytest.param(lambda q, k, v: (q, k, v), {"window_size": (None, -2)}, "a side is a number of keys", id="window -2"),
+    pytest.param(lambda q, k, v: (q, k, v), {"window_size": (True, 3)}, "window_size must be", id="window True"),
+    pytest.param(lambda q, k, v: (q, k, v), {"window_size": (4.5, 3)}, "window_size must be", id="window 4.5"),
+    pytest.param(
+        lambda q, k, v: (q, k, v), {"window_size": (torch.tensor(4), 3)}, "window_size must be", id="window t"
+    ),
+    pytest.param(lambda q, k, v: (q, k, v, 0.1), {}, "q, k and v by position.* softmax_scale=", id="FA2's dropout"),
+    pytest.param(lambda q, k, v: (q, k, v, 0.1, True), {}, "softmax_scale=.., causal=..", id="FA3's order"),
+    pytest.param(lambda q, k, v: (q, k, v, None, None, 0.1), {}, "window_size=..", id="FA4's order"),
     pytest.param(lambda q, k, v: (q, k, v), {"window_size": 5}, "window_size must be .left, right.", id="window 5"),
     pytest.param(lambda q, k, v: (q, k, v), {"window_size": ("a", 5)}, "window_size must be", id="window text"),
 ]

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from fa4_kernels import InputError, NoKernelError, allocation, api, loader, packs, recipes  # noqa: E402
 from fa4_kernels.plan import encode_plan  # noqa: E402
+from fa4_kernels.problems import Offsets  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -104,7 +105,7 @@ def in_python(runtime, monkeypatch):
 
 # --- forward ----------------------------------------------------------------------------------------------------------
 
-SIDES = st.one_of(st.none(), st.integers(-3, 200), st.sampled_from((0, 1 << 30, (1 << 30) + 1, 1 << 62, -(1 << 40))))
+SIDES = st.one_of(st.none(), st.integers(-1, 200), st.sampled_from((0, 1 << 30, (1 << 30) + 1, 1 << 62)))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,6 +169,13 @@ class Subclass(torch.Tensor):
     """A tensor that may mean something else."""
 
 
+class Undecided:
+    """An object whose truth raises, as that of a tensor with several elements."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+
 def with_gradient(q, k, v):
     return q, k.clone().requires_grad_(), v
 
@@ -184,7 +192,13 @@ def with_gradient(q, k, v):
         pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": 0.0}, InputError, id="scale 0"),
         pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": math.inf}, InputError, id="scale inf"),
         pytest.param(lambda q, k, v: (q, k, v), {"window_size": [3, 3]}, None, id="a list as window"),
-        pytest.param(lambda q, k, v: (q, k, v), {"window_size": (-5, 3)}, None, id="a window that sees nothing"),
+        pytest.param(lambda q, k, v: (q, k, v), {"window_size": (-5, 3)}, InputError, id="a negative side"),
+        pytest.param(lambda q, k, v: (q, k, v), {"window_size": Offsets(-5, 3)}, None, id="a window that sees nothing"),
+        pytest.param(lambda q, k, v: (q, k, v), {"window_size": (True, 3)}, InputError, id="a bool as a side"),
+        pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": True}, InputError, id="a bool as scale"),
+        pytest.param(lambda q, k, v: (q, k, v), {"softmax_scale": 1e-60}, InputError, id="a scale that float32 lacks"),
+        pytest.param(lambda q, k, v: (q, k, v), {"causal": Undecided()}, InputError, id="causal that cannot be told"),
+        pytest.param(lambda q, k, v: (q, k, v), {"return_lse": Undecided()}, InputError, id="return_lse likewise"),
         pytest.param(with_gradient, {}, NoKernelError, id="gradient"),
         pytest.param(lambda q, k, v: (q, k[:, :, :1], v), {}, InputError, id="heads of k and v"),
         pytest.param(lambda q, k, v: (q, k.half(), v), {}, InputError, id="dtypes differ"),
@@ -278,14 +292,14 @@ def test_calls_leave_nothing_behind(runtime, in_c):
     tensors = qkv()
     api.flash_attn_func(*tensors, softmax_scale=0.5, return_lse=True)
     scale, window = 0.25, (5, 7)
-    api.flash_attn_func(*tensors, scale, window_size=window)
+    api.flash_attn_func(*tensors, softmax_scale=scale, window_size=window)
     (bound, *_) = loader.bound.values()
     watched = [*tensors, scale, window, torch.bfloat16, *bound[3:5]]
-    results = [in_c(*tensors, scale, window_size=window)]
+    results = [in_c(*tensors, softmax_scale=scale, window_size=window)]
     gc.collect()
     before = [sys.getrefcount(x) for x in watched]
     for seqlen in range(60):
-        results[0] = in_c(*tensors, scale, window_size=window, return_lse=seqlen % 2 == 0)
+        results[0] = in_c(*tensors, softmax_scale=scale, window_size=window, return_lse=seqlen % 2 == 0)
     gone = weakref.ref(results.pop()[0])
     gc.collect()
 

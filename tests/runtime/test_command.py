@@ -47,6 +47,14 @@ def test_doctor_says_what_is_missing(launcher, fake, installed, capsys):
     assert "pack newer: not used: its manifest has schema 2" in capsys.readouterr().out
 
 
+def test_doctor_names_kernels_that_a_newer_pack_has_too(launcher, fake, installed, tmp_path, capsys):
+    """An old pack that stayed installed; one line, and no failure."""
+    old = write_pack(tmp_path / "old", IDS[:1], change=lambda manifest: manifest.update(pack="other", version="0.0.9"))
+    installed.append(packs.open_pack("old", old))
+    assert command.main(["doctor", "--driver", fake.path]) == 0
+    assert "pack other 0.0.9: 1 of its kernels are not used, since fa4-kernels-test 0.1.0" in capsys.readouterr().out
+
+
 def test_list_has_one_line_a_kernel(installed, capsys):
     """Id, target, pack, evidence; a target filters."""
     assert command.main(["list"]) == 0

@@ -24,6 +24,7 @@ from fa4_kernels.errors import LayoutError  # noqa: E402
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import check_streams_on_device  # noqa: E402
 import check_torch_on_device  # noqa: E402
 import check_two_gpus_on_device  # noqa: E402
 import compare_on_device  # noqa: E402
@@ -69,6 +70,9 @@ class Stream:
     def synchronize(self):
         pass
 
+    def wait_stream(self, other):
+        pass
+
 
 class Graph:
     """Runs nothing when replayed: what was captured has run already."""
@@ -84,7 +88,7 @@ def on_the_cpu(monkeypatch):
     loader.use_runtime(made)
     for module in (api, answers):
         monkeypatch.setattr(module, "CAN_ANSWER", False)
-    for module in (check_torch_on_device, compare_on_device, sanitize_on_device):
+    for module in (check_streams_on_device, check_torch_on_device, compare_on_device, sanitize_on_device):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     fakes = {
         "Event": Event,
@@ -94,6 +98,8 @@ def on_the_cpu(monkeypatch):
         "graph": lambda graph: contextlib.nullcontext(),
         "device": lambda device: contextlib.nullcontext(),
         "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "current_stream": lambda device=None: Stream(),
         "current_device": lambda: 0,
         "_sleep": lambda cycles: None,
         "get_device_name": lambda device=None: "NVIDIA H200",
@@ -336,6 +342,29 @@ def test_results_that_differ_are_told():
     found = {"fa4_kernels": (torch.tensor([1.0, 2.0]),), "cudnn": (torch.tensor([1.0, 4.0]),)}
 
     assert compare_on_device.differences(found) == {"fa4_kernels": 0.5, "cudnn": 0.0}
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["second_stream", "threads", "training_after_inference"])
+def test_streams_are_checked(name, monkeypatch):
+    """With right kernels each check passes; on the CPU there is one stream alone."""
+    for constant, small in {"CACHE": 64, "NUM_THREADS": 2, "ROUNDS": 2, "HEAD_DIM": 64}.items():
+        monkeypatch.setattr(check_streams_on_device, constant, small)
+    check = check_streams_on_device.checks_of(torch, fa4_kernels)[name]
+    assert check()["passed"]
+
+
+def test_a_list_that_was_freed_is_told(monkeypatch):
+    """Replays that hold what an eager run does not: the graph is wrong, and the length is named."""
+    for constant, small in {"CACHE": 64, "OTHERS": 3, "HEAD_DIM": 64}.items():
+        monkeypatch.setattr(check_streams_on_device, constant, small)
+    checks = check_streams_on_device.checks_of(torch, fa4_kernels)
+    found = checks["graph_1_calls_lse"]()  # the stand-in for a graph replays nothing, and results were set to zero
+    assert not found["passed"]
+    assert found["wrong"] == [64, 45, 517, 63]
+    assert found["intact"]
 
 
 # --- compute-sanitizer ------------------------------------------------------------------------------------------------

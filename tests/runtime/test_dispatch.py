@@ -8,22 +8,34 @@ from pathlib import Path
 import pytest
 from fa4_kernels.dispatch import Device, Problem, chosen, dispatch, variant_id
 from fa4_kernels.errors import NoKernelError
+from fa4_kernels.evidence import record_digest
 from fa4_kernels.packs import Blob, Entry, Manifest, Pack, RefusedPack
 
 from tests.runtime.fake import entry_axes
+from tests.summaries import summary
 
 H200 = Device(name="NVIDIA H200", compute_capability=(9, 0))
 B200 = Device(name="NVIDIA B200", compute_capability=(10, 0))
 A100 = Device(name="NVIDIA A100", compute_capability=(8, 0))
 BLOB = Blob(group=0, offset=0, size=1, sha256="")
-STATIC = {"static": True, "simulated": None, "silicon": None}
+NONE = {"static": None, "simulated": None, "silicon": None}
 CAUSAL_128 = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
 
 
-def entry(variant_id, *, target="sm_90a", evidence=STATIC, **changed_axes):
+def entry(variant_id, *, target="sm_90a", evidence=("static",), **changed_axes):
     op, axes = entry_axes(variant_id)
     axes |= changed_axes
-    return Entry(id=variant_id, op=op, target=target, axes=axes, cubin=BLOB, plan=BLOB, symbols=(), evidence=evidence)
+    bare = Entry(id=variant_id, op=op, target=target, axes=axes, cubin=BLOB, plan=BLOB, symbols=(), evidence=NONE)
+    return proven(bare, *evidence)
+
+
+def proven(entry, *levels, **changes):
+    """The entry with evidence of these levels alone, sealed for it; `changes` are made before."""
+    found = {}
+    for level in levels:
+        row = summary(level, entry.target, **changes)
+        found[level] = {**row, "record": record_digest(level, entry.id, BLOB.sha256, BLOB.sha256, row)}
+    return replace(entry, evidence=NONE | found)
 
 
 def pack(*entries, name="fa4-kernels-sm90a"):
@@ -115,20 +127,20 @@ def test_a_kernel_for_some_extents_comes_before_one_for_all():
     """Its id sorts behind. Beyond its rule, or with more evidence, the other one is taken."""
     plain = entry("fwd-sm100a-bf16-hd128-full", target="sm_100a")
     pairs = entry("fwd-sm100a-bf16-hd128-full-2cta", target="sm_100a", cta_group=2, when="seqlen_q > 256")
-    proven = replace(plain, evidence={"static": True, "simulated": {"cases": 1}, "silicon": None})
+    better = proven(plain, "static", "simulated")
     full = replace(CAUSAL_128, mask="full")
 
     assert dispatch(full, B200, [pack(plain, pairs)]).entry is pairs
     for seqlen_q, taken in ((256, plain), (257, pairs)):
         assert dispatch(replace(full, extents={"seqlen_q": seqlen_q}), B200, [pack(plain, pairs)]).entry is taken
-    assert dispatch(full, B200, [pack(proven, pairs)]).entry is proven
+    assert dispatch(full, B200, [pack(better, pairs)]).entry is better
 
 
 def test_more_evidence_wins_then_the_first_id():
     """Silicon before simulated before static; equal evidence: alphabetical."""
-    on_silicon = entry("fwd-sm90a-bf16-hd128-causal", evidence=STATIC | {"silicon": {"device": "H200"}})
-    other = replace(on_silicon, id="fwd-sm90a-bf16-hd128-causal-2cta", evidence=STATIC)
-    first = replace(on_silicon, id="fwd-sm90a-bf16-hd128-a", evidence=STATIC)
+    on_silicon = entry("fwd-sm90a-bf16-hd128-causal", evidence=("static", "silicon"))
+    other = proven(replace(on_silicon, id="fwd-sm90a-bf16-hd128-causal-2cta"), "static")
+    first = proven(replace(on_silicon, id="fwd-sm90a-bf16-hd128-a"), "static")
 
     assert dispatch(CAUSAL_128, H200, [pack(first, other, on_silicon)]).entry is on_silicon
     assert dispatch(CAUSAL_128, H200, [pack(other, first)]).entry is first
@@ -139,13 +151,13 @@ def test_an_order_of_sums_that_nobody_asked_for_is_not_paid_for():
     or has less evidence. Ids sort the other way round here."""
     plain, ordered = (entry(f"bwd-sm90a-bf16-hd128-causal-{rest}softcap") for rest in ("", "deterministic-"))
     plain, ordered = (replace(one, axes=one.axes | {"softcap": True}) for one in (plain, ordered))
-    proven = replace(ordered, evidence={"static": True, "simulated": {"cases": 1}, "silicon": None})
+    better = proven(ordered, "static", "simulated")
     capped = replace(CAUSAL_128, op="bwd", features=frozenset({"softcap"}))
 
     assert dispatch(capped, H200, [pack(ordered, plain)]).entry == plain
     assert dispatch(replace(capped, deterministic=True), H200, [pack(ordered, plain)]).entry == ordered
     assert dispatch(capped, H200, [pack(ordered)]).entry == ordered
-    assert dispatch(capped, H200, [pack(proven, plain)]).entry == proven
+    assert dispatch(capped, H200, [pack(better, plain)]).entry == better
 
 
 def test_evidence_can_be_required():
@@ -154,6 +166,36 @@ def test_evidence_can_be_required():
 
     assert considered.reasons == ("has no silicon evidence",)
     assert dispatch(CAUSAL_128, H200, [pack(replace(SM90.manifest.entries[0], evidence={}))]).entry is not None
+
+
+CLAIMS = {
+    "a word": {"silicon": True},
+    "some field": {"silicon": {"device": "NVIDIA H200"}},
+    "no record": {"silicon": summary("silicon")},
+    "record of another kernel": {"silicon": proven(entry("fwd-sm90a-bf16-hd128-full"), "silicon").evidence["silicon"]},
+    "another GPU": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon", capability="sm_100a").evidence,
+    "failed": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon", worst_ratio=1.5).evidence,
+    "NaN": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon", worst_ratio=float("nan")).evidence,
+    "no case": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon", cases=0).evidence,
+    "a new field": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon", by="me").evidence,
+    "changed later": {
+        "silicon": proven(entry("fwd-sm90a-bf16-hd128-causal"), "silicon").evidence["silicon"] | {"cases": 99}
+    },
+}
+
+
+@pytest.mark.parametrize("evidence", CLAIMS.values(), ids=CLAIMS)
+def test_a_claim_that_nothing_backs_ranks_as_none(evidence):
+    """It is shown as claimed, comes behind static evidence, and is refused where silicon is required."""
+    claimed = replace(entry("fwd-sm90a-bf16-hd128-causal"), evidence=NONE | evidence)
+    static = entry("fwd-sm90a-bf16-hd128-causal-2cta")
+    chosen_one = dispatch(CAUSAL_128, H200, [pack(claimed)])
+
+    assert "(evidence: none; claimed: silicon)" in str(chosen_one)
+    assert dispatch(CAUSAL_128, H200, [pack(claimed, static)]).entry is static
+    (considered,) = dispatch(CAUSAL_128, H200, [pack(claimed)], evidence="static").trace
+    assert considered.reasons == ("has no static evidence (silicon is claimed, and nothing backs it)",)
+    assert dispatch(CAUSAL_128, H200, [pack(claimed)], evidence="silicon", claims=True).entry is claimed
 
 
 def text_of_refusal(problem, device, packs):
@@ -232,3 +274,19 @@ def test_the_id_to_build_is_one_that_the_builder_parses():
         )
         assert (variant.head_dim, variant.head_dim_v) == (problem.head_dim, problem.head_dim_v)
         assert {name for name in ("softcap", "sink", "split") if getattr(variant, name)} == problem.features
+
+
+def test_of_one_kernel_in_two_packs_the_newest_is_taken():
+    """Whatever the packs' names and evidence; the trace says why the older is not. One that fits alone is taken."""
+    id_, other = "fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-bf16-hd64-full"
+    old = pack(entry(id_, evidence=("static", "silicon")), entry(other), name="fa4-kernels-sm90a")
+    old = replace(old, manifest=replace(old.manifest, version="0.9.0"))
+    new = pack(entry(id_), name="fa4-kernels-sm90a-dense")
+    new = replace(new, manifest=replace(new.manifest, version="0.10.0"))
+    problem = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
+    for order in ((old, new), (new, old)):
+        decision = dispatch(problem, H200, order)
+        assert decision.pack is new
+        assert "is of version 0.9.0, and fa4-kernels-sm90a-dense 0.10.0 has it too" in str(decision)
+        assert dispatch(problem, H200, order, evidence="silicon").pack is old
+        assert dispatch(Problem(dtype="bf16", head_dim=64, head_dim_v=64), H200, order).pack is old

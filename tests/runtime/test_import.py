@@ -57,8 +57,8 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 TAKE_TENSORS = (
-    *("allocation.py", "answers.py", "api.py", "autograd.py", "general.py", "gradients.py", "hf.py", "ops.py"),
-    *("packed.py", "problems.py", "recipes.py", "sdpa.py"),
+    *("allocation.py", "answers.py", "api.py", "autograd.py", "flops.py", "general.py", "gradients.py", "hf.py"),
+    *("observers.py", "ops.py", "packed.py", "problems.py", "recipes.py", "sdpa.py"),
 )
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
 from fa4_kernels import InputError, NoKernelError, answers, loader  # noqa: E402
-from fa4_kernels.splitting import chosen_splits, query_blocks  # noqa: E402
+from fa4_kernels.problems import Offsets  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
@@ -343,7 +343,7 @@ def test_empty_problems_launch_nothing(runtime):
     sink = torch.tensor([0.5, 1.0, 2.0, -3.0])
     for arguments, options in (
         ((q, none, none, CU_Q, ints(0, 0, 0, 0, 0)), {}),
-        ((q, k, v, CU_Q, CU_K), {"window_size": (-5, 2)}),
+        ((q, k, v, CU_Q, CU_K), {"window_size": Offsets(-5, 2)}),
         ((q[:0], k, v, ints(0, 0), ints(0, 140)), {}),
     ):
         out, lse = fa4_kernels.flash_attn_varlen_func(*arguments, return_lse=True, **options)
@@ -360,7 +360,7 @@ def test_empty_problems_have_gradients(runtime):
     q, k, v = packed(requires_grad=True)
     sink = drawn(4, dtype=torch.float32, requires_grad=True)
     out, lse = fa4_kernels.flash_attn_varlen_func(
-        q, k, v, CU_Q, CU_K, window_size=(-5, 2), learnable_sink=sink, return_lse=True
+        q, k, v, CU_Q, CU_K, window_size=Offsets(-5, 2), learnable_sink=sink, return_lse=True
     )
     dq, dk, dv, dsink = torch.autograd.grad(out.sum() + lse.sum(), (q, k, v, sink))
 
@@ -451,27 +451,3 @@ def test_keys_outside_a_window_are_no_reason_to_split(runtime):
 
     close(out[0], attention(q[0].double(), cache[0].double(), cache[0].double(), causal=True, window=(99, 0))[0])
     assert runtime.launched == ["fwd/dense"]
-
-
-@pytest.mark.parametrize(
-    ("num_sms", "blocks", "max_seqlen_k", "expected"),
-    [
-        (132, 8, 16384, 16),  # 132 // 8
-        (132, 1, 16384, 128),  # the most that is chosen
-        (132, 200, 16384, 1),  # full already
-        (132, 8, 512, 1),  # 4 blocks of keys or fewer
-        (132, 8, 700, 6),  # one part a block of keys
-        (132, 0, 16384, 1),
-        (132, 8, None, 1),
-    ],
-)
-def test_the_choice_fills_the_device_once(num_sms, blocks, max_seqlen_k, expected):
-    """fa4-kernels.md, section 1.3."""
-    assert expected == chosen_splits(num_sms=num_sms, num_query_blocks=blocks, max_seqlen_k=max_seqlen_k)
-
-
-def test_query_blocks_hold_all_heads_of_a_key_head():
-    """32 query heads, 4 key heads, 1 query: 8 rows, one tile a key head and sequence. Unknown lengths: one more."""
-    assert 4 * 6 == query_blocks(batch=6, total_q=6, max_seqlen_q=1, num_heads_q=32, num_heads_kv=4)
-    assert 4 * 6 == query_blocks(batch=6, total_q=6, max_seqlen_q=None, num_heads_q=32, num_heads_kv=4)
-    assert 4 * (2 + 3) == query_blocks(batch=3, total_q=40, max_seqlen_q=None, num_heads_q=32, num_heads_kv=4)

@@ -81,12 +81,12 @@ def test_packing_is_read_once_for_all_layers(runtime, monkeypatch):
     monkeypatch.setattr(hf, "_read_starts", lambda positions: reads.append(positions.tolist()))
     positions = torch.tensor([[0, 1, 2]])
     for _ in range(3):
-        assert hf._starts_of(positions, 3) is None
+        assert hf._starts_of(positions, 1, 3) is None
     positions += 1
-    hf._starts_of(positions, 3)
-    hf._starts_of(positions.clone(), 3)
+    hf._starts_of(positions, 1, 3)
+    hf._starts_of(positions.clone(), 1, 3)
 
-    assert reads == [[0, 1, 2], [1, 2, 3], [1, 2, 3]]
+    assert reads == [[[0, 1, 2]], [[1, 2, 3]], [[1, 2, 3]]]
 
 
 def test_packed_sequences_are_a_batch_of_one(runtime):

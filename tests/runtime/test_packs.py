@@ -13,7 +13,7 @@ from fa4_kernels.abi import ABI_HASH, SIGNATURES
 from fa4_kernels.errors import PackError
 from fa4_kernels.packs import Pack, PackReader, RefusedPack
 
-from tests.runtime.fake import fake_cubin, forward_plan, write_pack
+from tests.runtime.fake import fake_cubin, forward_plan, write_pack, write_seal
 
 IDS = ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-fp16-hd64-full"]
 
@@ -259,3 +259,27 @@ def test_preload_decompresses_a_group_once(tmp_path, monkeypatch, launcher, fake
     assert runtime.preload([0, 1]) == tuple(sorted(name for names in ids for name in names))
     assert len(decompressed) == 2
     assert fake.num_functions == 6
+
+
+@pytest.mark.parametrize("depth", [2_000, 500_000])
+@pytest.mark.parametrize("place", ["toolchain", "alone"])
+def test_deep_nesting_refuses_its_own_pack_alone(tmp_path, depth, place):
+    """One damaged pack hides no other: it is a RefusedPack, not an error of Python."""
+    directory = write_pack(tmp_path / "pack", IDS)
+    nested = "[" * depth + "]" * depth
+    text = (directory / "manifest.json").read_text()
+    whole = text.replace('"toolchain":{}', f'"toolchain":{nested}') if place == "toolchain" else nested
+    (directory / "manifest.json").write_text(whole)
+    write_seal(directory)
+    found = packs.open_pack("test", directory)
+    assert isinstance(found, packs.RefusedPack) or depth < 10_000
+    assert isinstance(found, packs.Pack) or "its manifest is damaged" in found.reason
+
+
+def test_versions_sort_as_pip_sorts_them():
+    """Numbers as numbers; what comes before a release and after it."""
+    rising = ["0.0.9", "0.1.0.dev3", "0.1.0rc1", "0.1.0", "0.1.0.post1", "0.2", "0.10.0", "1.0"]
+    keys = [packs._version_key(version) for version in rising]
+    assert keys == sorted(keys)
+    assert packs._version_key("1.0.0") == packs._version_key("1")
+    assert packs._version_key("nonsense") < keys[0]

@@ -7,6 +7,7 @@
 """
 
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -356,3 +357,15 @@ def test_a_family_that_is_not_installed_is_refused_with_the_installed_ones(atten
     """A misspelt FA4_KERNELS_FAMILY is no silent default."""
     with pytest.raises(InputError, match="FA4_KERNELS_FAMILY is 'upstraem'; installed: upstream"):
         attention(family="upstraem")(heads(2), heads(2), heads(2), causal=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["(((9**64)**64)**64)**64", "((b**64)**64)**64 > 0", "(0 - 8) ** 0.5", "2.0 ** 64 ** 64", "(2**64)**65"]
+)
+def test_an_expression_ends_soon(text):
+    """Powers of powers have a bound in bits, and roots of negative numbers no value; within a second."""
+    started = time.perf_counter()
+    with pytest.raises(PackError, match=r"has no value|exponent is a number"):
+        evaluate(text, {"b": 7})
+    assert time.perf_counter() - started < 1
+    assert evaluate("2**60 + b**2 + 2**-1", {"b": 7}) == 2**60 + 49.5

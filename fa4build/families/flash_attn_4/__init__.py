@@ -12,7 +12,6 @@ Nothing of the package is committed or shipped but what is compiled from it; its
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from fa4build.families.flash_attn_4.matrix import kernels, on_request
 from fa4build.families.flash_attn_4.recipes import op_recipes
@@ -44,7 +43,6 @@ FAMILY: Family = kernel_family(
     name="upstream",
     summary="FlashAttention-4 kernels of flash-attn-4",
     kernels=kernels,
-    sources=[str(Path(__file__).with_name("compiling.py"))],  # of the others, only payloads reach a compile
     op_recipes=op_recipes,
     on_request=on_request,
     distributions=[

@@ -47,6 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
     print("The bundle is whole.")
+    if not options.key:
+        is_signed = (options.root / SIGNATURE_FILE).exists()
+        signed = "its signature was not" if is_signed else "it is not signed, nothing was"
+        print(f"Who made it: {signed} checked. --key maker.pub checks it against a key that you have from its maker.")
     return 0
 
 
@@ -106,7 +110,7 @@ def _check_signature(root: Path, keys: Mapping[str, bytes]) -> str:
     from .ed25519 import verify
 
     try:
-        text = (root / SIGNATURE_FILE).read_text(encoding="ascii")
+        text = (root / SIGNATURE_FILE).read_bytes().decode("ascii", errors="replace")
     except OSError as error:
         raise BundleDamaged(f"the bundle is not signed: {error}") from error
     match = re.fullmatch(r"signature ([0-9a-f]{16}) ([A-Za-z0-9+/]{86}==)\n", text)

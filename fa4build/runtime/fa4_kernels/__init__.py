@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         preload,
         require_evidence,
     )
+    from .stacks import provide, served
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ _FUNCTIONS = (
     "preload",
     "require_evidence",
 )
+_OF_STACKS = ("provide", "served")
 __all__ = [
     "CaptureError",
     "DriverError",
@@ -62,15 +64,19 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "preload",
+    "provide",
     "require_evidence",
+    "served",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """The tensor functions, imported when first asked for, because they import torch."""
-    if name not in _FUNCTIONS:
+    """The functions, imported when first asked for, because most of them import torch."""
+    if name in _OF_STACKS:
+        from . import stacks as module
+    elif name in _FUNCTIONS:
+        from . import api as module  # type: ignore[no-redef]
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import api
-
-    globals()[name] = function = getattr(api, name)
+    globals()[name] = function = getattr(module, name)
     return function

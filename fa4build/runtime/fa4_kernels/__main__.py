@@ -3,13 +3,15 @@
 import argparse
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
 from . import __version__
 from .abi import ABI_HASH
-from .dispatch import Device, Problem, dispatch, levels_passed
+from .dispatch import Device, Problem, dispatch, evidence_text, levels_claimed, levels_passed
 from .errors import FA4KernelsError, TrustError
 from .loader import DRIVER_PATH, Runtime
-from .packs import RefusedPack, installed_packs
+from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
 from .trust import TrustPolicy, trust_policy
 
 
@@ -56,6 +58,9 @@ def _doctor(options: argparse.Namespace) -> int:
             manifest = pack.manifest
             targets = ", ".join(manifest.targets)
             print(f"pack {manifest.pack} {manifest.version}: {len(manifest.entries)} kernels for {targets}")
+            print(f"  evidence: {_evidence_counts(manifest.entries)}")
+    for line in _replaced(packs):
+        print(line)
     if not packs:
         print("no pack is installed: pip install 'fa4-kernels[sm90]' (or sm100, sm103)")
     try:
@@ -69,6 +74,27 @@ def _doctor(options: argparse.Namespace) -> int:
     if not served:
         print("the driver sees no device")
     return 0 if any(served) and all(not isinstance(pack, RefusedPack) for pack in packs) else 1
+
+
+def _evidence_counts(entries: Sequence[Entry]) -> str:
+    """How many kernels have which highest level: `2 simulated, 1 claimed, 1 none`."""
+    states = ("silicon", "simulated", "static", "claimed", "none")
+    found = [(levels_passed(entry) or (levels_claimed(entry) and ("claimed",)) or ("none",))[-1] for entry in entries]
+    return ", ".join(f"{found.count(state)} {state}" for state in states if state in found)
+
+
+def _replaced(packs: Sequence[Pack | RefusedPack]) -> list[str]:
+    """A line for each pack some of whose kernels are in a newer one too."""
+    kernels = [(pack, entry) for pack in usable(packs) for entry in pack.manifest.entries]
+    newest, counts = newest_of(kernels), Counter[tuple[str, str, str]]()
+    for pack, entry in kernels:
+        newer = newer_than(pack, entry.id, newest)
+        if newer is not None:
+            counts[pack.manifest.pack, pack.manifest.version, newer] += 1
+    return [
+        f"pack {name} {version}: {count} of its kernels are not used, since {newer} has them too; uninstall the older"
+        for (name, version, newer), count in counts.items()
+    ]
 
 
 def _device_line(runtime: Runtime, ordinal: int) -> bool:
@@ -88,7 +114,7 @@ def _list(options: argparse.Namespace) -> int:
             continue
         for entry in pack.manifest.entries:
             if options.target in (None, entry.target):
-                levels = ",".join(levels_passed(entry)) or "-"
+                levels = evidence_text(entry)
                 origin = f"{pack.manifest.pack} {pack.manifest.version}"
                 print(f"{entry.id}  {entry.target}  {origin}  {levels}")
                 shown += 1

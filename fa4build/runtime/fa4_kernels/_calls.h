@@ -17,6 +17,8 @@
 #define WAYS 4u
 #define MAX_VALUES 64u
 #define WINDOW_UNBOUNDED (1ll << 30) /* abi.py */
+#define FLT_MIN __FLT_MIN__
+#define FLT_MAX __FLT_MAX__
 
 typedef struct {
     uint64_t hash;
@@ -26,18 +28,28 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *tensor_type, *is_grad_enabled;
+    PyObject *observers; /* ((count, allows or None), ...), see _launcher.pyi */
+    PyObject *levels;    /* has `_current_level`: at least 0 while tensors may have tangents; or None */
     MUTEX(mutex) /* of the slots */
     Slot slots[SLOTS];
 } CallsObject;
 
 static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tensor_type", "is_grad_enabled", NULL};
-    PyObject *tensor_type, *is_grad_enabled;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Calls", names, &tensor_type, &is_grad_enabled)) return NULL;
+    static char *names[] = {"tensor_type", "is_grad_enabled", "observers", "levels", NULL};
+    PyObject *tensor_type, *is_grad_enabled, *observers = NULL, *levels = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O!O:Calls", names, &tensor_type, &is_grad_enabled,
+                                     &PyTuple_Type, &observers, &levels))
+        return NULL;
+    for (Py_ssize_t i = 0; observers && i < PyTuple_Size(observers); i++) {
+        PyObject *pair = PyTuple_GetItem(observers, i);
+        if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2)
+            return PyErr_SetString(PyExc_TypeError, "an observer is a pair"), NULL;
+    }
     CallsObject *self = new_object(type);
     if (!self) return NULL;
-    Py_INCREF(tensor_type), Py_INCREF(is_grad_enabled);
+    Py_INCREF(tensor_type), Py_INCREF(is_grad_enabled), Py_XINCREF(observers), Py_INCREF(levels);
     self->tensor_type = tensor_type, self->is_grad_enabled = is_grad_enabled;
+    self->observers = observers, self->levels = levels;
     return (PyObject *)self;
 }
 
@@ -86,6 +98,7 @@ static void calls_dealloc(PyObject *object) {
     CallsObject *self = (CallsObject *)object;
     for (uint32_t i = 0; i < SLOTS; i++) Py_XDECREF(self->slots[i].bound);
     Py_XDECREF(self->tensor_type), Py_XDECREF(self->is_grad_enabled);
+    Py_XDECREF(self->observers), Py_XDECREF(self->levels);
     free_object(object);
 }
 
@@ -288,29 +301,36 @@ failed:
     return NULL;
 }
 
-/* One side of a window: 1 with a number, 0 for None, -1 for what is left to Python. */
-static int window_side(PyObject *side, long long *number) {
+/* 1 for True, 0 for False (1 and 0 stand for them), -1 for what is left to Python. */
+static int flag_of(PyObject *object) {
+    if (PyBool_Check(object)) return object == Py_True;
+    if (!PyLong_CheckExact(object)) return -1;
     int overflow = 0;
-    if (side == Py_None) return 0;
-    if (!PyLong_CheckExact(side)) return -1;
-    *number = PyLong_AsLongLongAndOverflow(side, &overflow);
-    if (*number > WINDOW_UNBOUNDED) *number = WINDOW_UNBOUNDED;
-    if (*number < -WINDOW_UNBOUNDED) *number = -WINDOW_UNBOUNDED;
-    return overflow ? -1 : 1;
+    long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow || (number != 0 && number != 1) ? -1 : (int)number;
 }
 
-/* The mask and its numbers, as canonical_mask (api.py) has them; -1 for what is left to Python. */
+/* One side of a window: 1 with a number, 0 for None and -1, which are no bound, -1 for what is left to Python. */
+static int window_side(PyObject *side, int64_t *number) {
+    int overflow = 0;
+    *number = WINDOW_UNBOUNDED;
+    if (side == Py_None) return 0;
+    if (!PyLong_CheckExact(side)) return -1;
+    long long given = PyLong_AsLongLongAndOverflow(side, &overflow);
+    if (overflow || given < -1) return -1;
+    if (given >= 0 && given < WINDOW_UNBOUNDED) *number = given;
+    return given >= 0;
+}
+
+/* The mask and its numbers, as canonical_mask (problems.py) has them; -1 for what is left to Python. */
 static int window_mask(int causal, PyObject *window, int64_t *left, int64_t *right) {
-    long long sides[2] = {WINDOW_UNBOUNDED, WINDOW_UNBOUNDED};
     if (!PyTuple_CheckExact(window) || PyTuple_Size(window) != 2) return -1;
-    int has_left = window_side(PyTuple_GetItem(window, 0), &sides[0]);
-    int has_right = window_side(PyTuple_GetItem(window, 1), &sides[1]);
-    if (has_left < 0 || has_right < 0) return -1;
-    if (has_left && has_right && sides[0] < 0 && sides[1] < 0)
-        has_left = has_right = 0, sides[0] = sides[1] = WINDOW_UNBOUNDED;
-    if (causal) has_right = 1, sides[1] = 0;
-    *left = sides[0], *right = sides[1];
-    return has_left || (has_right && sides[1] != 0) ? MASK_LOCAL : has_right ? MASK_CAUSAL : MASK_FULL;
+    if (window_side(PyTuple_GetItem(window, 0), left) < 0 || window_side(PyTuple_GetItem(window, 1), right) < 0)
+        return -1;
+    if (causal) *right = 0;
+    return *left != WINDOW_UNBOUNDED || (*right != 0 && *right != WINDOW_UNBOUNDED) ? MASK_LOCAL
+           : *right == 0                                                            ? MASK_CAUSAL
+                                                                                    : MASK_FULL;
 }
 
 /* 1 when no gradient is asked for, 0 when one is, -1 with an exception. */
@@ -326,6 +346,38 @@ static int needs_no_gradient(const CallsObject *self, PyObject *const *tensors, 
         if (requires != Py_False) return 0;
     }
     return 1;
+}
+
+/* 1 while no tensor can have a tangent, 0 when one can, -1 with an exception. */
+static int has_no_level(const CallsObject *self) {
+    if (self->levels == Py_None) return 1;
+    PyObject *level = PyObject_GetAttr(self->levels, name_current_level);
+    if (!level) return -1;
+    long number = PyLong_AsLong(level);
+    Py_DECREF(level);
+    return number == -1 && PyErr_Occurred() ? -1 : number < 0;
+}
+
+/* 1 when an observer counts nothing, or allows calls with this tensor all the same; 0; or -1 with an exception. */
+static int is_unobserved(PyObject *observer, PyObject *tensor) {
+    PyObject *allows = PyTuple_GetItem(observer, 1), *count = PyObject_CallNoArgs(PyTuple_GetItem(observer, 0));
+    int number = count ? PyObject_IsTrue(count) : -1;
+    Py_XDECREF(count);
+    if (number < 0) return -1;
+    if (number == 0 || allows == Py_None) return number == 0;
+    PyObject *answer = PyObject_CallFunctionObjArgs(allows, tensor, NULL);
+    number = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return number;
+}
+
+/* 1 when nothing but the result is asked for: no gradient and no tangent, and no mode of torch that wants to see the
+ * call or changes what it computes. 0 when it is left to Python, -1 with an exception. */
+static int asks_for_nothing_else(const CallsObject *self, PyObject *const *tensors, int count) {
+    int is_free = has_no_level(self);
+    for (Py_ssize_t i = 0; is_free == 1 && self->observers && i < PyTuple_Size(self->observers); i++)
+        is_free = is_unobserved(PyTuple_GetItem(self->observers, i), tensors[0]);
+    return is_free == 1 ? needs_no_gradient(self, tensors, count) : is_free;
 }
 
 /* The bound call of three tensors (a new reference), or NULL. Shapes must go together and have no 0; the layout must be
@@ -418,13 +470,13 @@ static PyObject *forward_run(PyObject *object, PyObject *const *args, Py_ssize_t
     if (num_args != 7) return PyErr_SetString(PyExc_TypeError, "run takes 7 arguments"), NULL;
     for (int i = 0; i < 3; i++)
         if (!view_of_plain(self, args[i], &views[i], &api)) Py_RETURN_NONE;
-    int causal = PyObject_IsTrue(args[4]), return_lse = PyObject_IsTrue(args[6]);
-    if (causal < 0 || return_lse < 0) return NULL;
+    int causal = flag_of(args[4]), return_lse = flag_of(args[6]);
+    if (causal < 0 || return_lse < 0) Py_RETURN_NONE;
     int mask = window_mask(causal, args[5], &window[0], &window[1]);
     if (mask < 0 || window[0] + window[1] < 0) Py_RETURN_NONE;
     double scale = args[3] == Py_None ? 0 : PyFloat_CheckExact(args[3]) ? PyFloat_AsDouble(args[3]) : -1;
-    if (!(scale >= 0 && scale < __builtin_inf()) || (scale == 0 && args[3] != Py_None)) Py_RETURN_NONE;
-    int is_free = needs_no_gradient(self, args, 3);
+    if (args[3] != Py_None && !(scale >= FLT_MIN && scale <= FLT_MAX)) Py_RETURN_NONE;
+    int is_free = asks_for_nothing_else(self, args, 3);
     if (is_free < 0) return NULL;
     BoundForward *bound = is_free ? find_forward(self, mask, views) : NULL;
     if (!bound) Py_RETURN_NONE;
@@ -479,7 +531,7 @@ typedef struct {
     Step *steps;
     int32_t results[MAX_VALUES]; /* index of a tensor, or -1 for None */
     uint64_t merged;             /* inputs that a step sees as VIEW_MERGED */
-    int is_differentiable;       /* in Python: a call that wants gradients is not answered here */
+    int is_differentiable;       /* in Python: a call that wants gradients, or is looked at, is not answered here */
 } BoundRecipe;
 
 static void bound_recipe_dealloc(PyObject *object) {
@@ -589,6 +641,7 @@ static int step_from_tuple(Step *step, PyObject *tuple, uint32_t num_values) {
 
 static int buffer_from_tuple(Buffer *buffer, PyObject *tuple) {
     PyObject *maker, *shape, *fill;
+    if (!PyTuple_Check(tuple)) return PyErr_SetString(PyExc_TypeError, "a buffer is a tuple"), -1;
     if (!PyArg_ParseTuple(tuple, "O!O!O:buffer", &PyTuple_Type, &maker, &PyTuple_Type, &shape, &fill)) return -1;
     if (PyTuple_Size(shape) > (Py_ssize_t)MAX_RANK) return PyErr_SetString(PyExc_ValueError, "too many dimensions"), -1;
     Py_INCREF(fill);
@@ -708,7 +761,7 @@ static PyObject *recipe_run(PyObject *object, PyObject *const *args, Py_ssize_t 
     BoundRecipe *bound = (BoundRecipe *)calls_find((CallsObject *)object, key.hash);
     int is_ours = bound && is_same_call(bound, &key) && !(bound->merged & ~key.mergeable);
     if (is_ours && bound->is_differentiable)
-        is_ours = needs_no_gradient((CallsObject *)object, key.tensors, (int)key.num_tensors);
+        is_ours = asks_for_nothing_else((CallsObject *)object, key.tensors, (int)key.num_tensors);
     PyObject *result = is_ours < 0 ? NULL : is_ours ? answer_recipe(bound, &key) : Py_NewRef(Py_None);
     Py_XDECREF(bound);
     return result;

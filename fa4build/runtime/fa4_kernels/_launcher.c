@@ -137,12 +137,12 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return NULL;
 }
 
-static int device_of_ordinal(DriverObject *self, int ordinal, CUdevice *device) {
+static int device_of_ordinal(DriverObject *self, long ordinal, CUdevice *device) {
     if (ordinal < 0 || ordinal >= self->num_devices) {
-        PyErr_Format(driver_error, "device %d does not exist; the driver sees %d", ordinal, self->num_devices);
+        PyErr_Format(driver_error, "device %ld does not exist; the driver sees %d", ordinal, self->num_devices);
         return -1;
     }
-    CUresult result = self->cuda.device_get(device, ordinal);
+    CUresult result = self->cuda.device_get(device, (int)ordinal);
     return result ? raise_driver(&self->cuda, "cuDeviceGet", result) : 0;
 }
 
@@ -160,7 +160,7 @@ static PyObject *driver_device(PyObject *object, PyObject *argument) {
     char name[256] = "";
     CUdevice device;
     long ordinal = PyLong_AsLong(argument);
-    if (PyErr_Occurred() || device_of_ordinal(self, (int)ordinal, &device)) return NULL;
+    if (PyErr_Occurred() || device_of_ordinal(self, ordinal, &device)) return NULL;
     for (int i = 0; i < 5; i++)
         if (device_attribute(self, device, attributes[i], &values[i])) return NULL;
     CUresult result = self->cuda.device_name(name, sizeof name - 1, device);

@@ -37,8 +37,14 @@ class Launch:
 Maker = tuple[Callable[..., Any] | None, Callable[..., Any], Any]
 """(empty_strided, new_empty, dtype); see allocation.py."""
 
+Observers = tuple[tuple[Callable[[], Any], Callable[[Any], Any] | None], ...]
+"""What may want to see a call of torch: (count, allows). While `count()` is true, a call is left to Python unless
+`allows(tensor)`, asked with its first tensor, is."""
+
 class ForwardCalls:
-    def __new__(cls, tensor_type: type, is_grad_enabled: Callable[[], bool]) -> ForwardCalls: ...
+    def __new__(
+        cls, tensor_type: type, is_grad_enabled: Callable[[], bool], observers: Observers = (), levels: Any = None
+    ) -> ForwardCalls: ...
     def add(
         self,
         launch: Launch,
@@ -72,10 +78,13 @@ class RecipeCalls:
     Tensors are numbered: those among the arguments, then the buffers. An argument of a step is an object as it is, or
     (number of a tensor, how to see it): the sum of 2, the first two modes as one, 4, a mode of extent 1 before all, and
     1, the last two modes swapped, applied in this order. A result is the number of a tensor, or None. A differentiable
-    call is not answered when a tensor wants a gradient.
+    call is not answered when a tensor wants a gradient, while an observer counts it, or while `levels._current_level`
+    is at least 0.
     """
 
-    def __new__(cls, tensor_type: type, is_grad_enabled: Callable[[], bool]) -> RecipeCalls: ...
+    def __new__(
+        cls, tensor_type: type, is_grad_enabled: Callable[[], bool], observers: Observers = (), levels: Any = None
+    ) -> RecipeCalls: ...
     def add(
         self,
         op: Hashable,

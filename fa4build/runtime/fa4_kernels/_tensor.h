@@ -55,7 +55,7 @@ CACHE struct {
     int32_t dtype;
 } cached_dtypes[NUM_CACHED_DTYPES];
 static PyObject *name_exchange_api, *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_get_device;
-static PyObject *name_requires_grad, *name_fill;
+static PyObject *name_requires_grad, *name_fill, *name_current_level;
 
 static int tensor_names_init(void) {
     name_exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
@@ -66,6 +66,7 @@ static int tensor_names_init(void) {
     name_get_device = PyUnicode_InternFromString("get_device");
     name_requires_grad = PyUnicode_InternFromString("requires_grad");
     name_fill = PyUnicode_InternFromString("fill_");
+    name_current_level = PyUnicode_InternFromString("_current_level");
     return PyErr_Occurred() ? -1 : 0;
 }
 

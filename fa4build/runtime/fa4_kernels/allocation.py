@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from .observers import may_keep
+
 Maker = tuple[Callable[..., torch.Tensor] | None, Callable[..., torch.Tensor], torch.dtype]
 
 CAN_ANSWER = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -27,20 +29,85 @@ def tensor_maker(dtype: torch.dtype, device: torch.device) -> Maker:
     return empty_strided, torch.empty(0, dtype=dtype, device=device).new_empty, dtype
 
 
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def tensor_for_all(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor | None:
+    """A tensor of `make()` that may serve calls on every stream, with and without gradients, for as long as it is held.
+
+    It is made outside inference mode, on a stream of its own, and is ready when this returns. That stream alone is
+    waited for, so that work of other streams goes on. Whoever keeps it must never let go of it: kernels in flight and
+    captured graphs hold its address.
+    Returns: None while torch traces or a mode is active, where `make` would give no plain tensor, and during a capture,
+        whose allocations belong to its graph.
+    """
+    if not may_keep():
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        if device.type != "cuda":
+            tensor = make()
+            return tensor if type(tensor) is torch.Tensor else None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        stream = _streams.get(device)
+        if stream is None:
+            stream = _streams[device] = torch.cuda.Stream(device, priority=-1)
+        with torch.cuda.stream(stream):
+            tensor = make()
+        stream.synchronize()
+        return tensor if type(tensor) is torch.Tensor else None
+
+
 def lse_scratch(device: torch.device, *, is_capturing: bool = False) -> torch.Tensor | None:
     """Where kernels may write a log-sum-exp that nobody asked for: one float32 tensor a device, SCRATCH_ROWS long.
 
-    Nothing ever reads it, so launches on any streams may write it at once. It is made once and never freed: kernels in
-    flight and captured graphs hold its address. The stream it is made on is waited for, because torch may give memory
-    that earlier work of that stream still reads, and launches on other streams would not wait.
-    Returns: None during a capture, whose allocations belong to its graph, unless it was made before.
+    Nothing ever reads it, so launches on any streams may write it at once. It is made once and never freed.
+    Returns: None where no tensor can be kept (`tensor_for_all`), unless it was made before.
     """
     scratch = _scratches.get(device)
     if scratch is not None or is_capturing:
         return scratch
-    scratch = torch.empty(SCRATCH_ROWS, dtype=torch.float32, device=device)
-    if type(scratch) is not torch.Tensor:  # under a mode that makes fake tensors
-        return None
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-    return _scratches.setdefault(device, scratch)
+    scratch = tensor_for_all(lambda: torch.empty(SCRATCH_ROWS, dtype=torch.float32, device=device), device)
+    return None if scratch is None else _scratches.setdefault(device, scratch)
+
+
+_MAX_KEPT = 1 << 14
+_starts: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+_nothing: dict[torch.device, torch.Tensor] = {}
+
+
+def equal_starts(batch: int, length: int, device: torch.device) -> torch.Tensor:
+    """cu_seqlens of `batch` sequences of one length, int32 (batch + 1).
+
+    Decoding asks for the same at every step, so the first _MAX_KEPT of a process are kept for its life; after those,
+    during a capture and inside torch.compile a new one is made on the current stream.
+    """
+    if type(batch) is not int or type(length) is not int or not may_keep():
+        return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    key = (batch, length, device)
+    starts = _starts.get(key)
+    if starts is None and len(_starts) < _MAX_KEPT:
+        # Copied from the host, which needs no multiprocessor that other work may hold.
+        starts = tensor_for_all(lambda: (_count(batch + 1, torch.device("cpu")) * length).to(device), device)
+        starts = starts if starts is None else _starts.setdefault(key, starts)
+    return _count(batch + 1, device) * length if starts is None else starts
+
+
+def _count(number: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(number, dtype=torch.int32, device=device)
+
+
+def no_numbers(device: torch.device) -> torch.Tensor:
+    """A list without elements, int32, which takes no memory."""
+    nothing = _nothing.get(device)
+    if nothing is None:
+        with torch.inference_mode(False):
+            nothing = torch.empty(0, dtype=torch.int32, device=device)
+        if may_keep():
+            nothing = _nothing.setdefault(device, nothing)
+    return nothing
+
+
+def is_kept(tensor: torch.Tensor) -> bool:
+    """Whether a list made here lives as long as the process, so that others may keep its address."""
+    return not tensor.numel() or any(tensor is kept for kept in list(_starts.values()))

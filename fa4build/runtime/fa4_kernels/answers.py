@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import loader
-from .allocation import CAN_ANSWER, SCRATCH_ROWS, Maker, lse_scratch, tensor_maker
+from .allocation import CAN_ANSWER, SCRATCH_ROWS, Maker, is_kept, lse_scratch, tensor_maker
 from .general import Call, ForwardLaunches, launches_for
 from .problems import FP8_DTYPES
 
@@ -69,6 +69,8 @@ def note(arguments: Arguments, call: Call) -> None:
         return  # the caller's lse is a view, which the launcher does not make
     if call.sink is not arguments.learnable_sink or not _is_plain(arguments):
         return  # converted at each call
+    if not all(getattr(arguments, name) is not None or is_kept(x) for name, x in _named_lists(call)):
+        return  # made at each call
     key = tuple(x.shape if isinstance(x, Tensor) else x for x in arguments)
     count = _counts[key] = _counts.get(key, 0) + 1
     if len(_counts) > _MAX_COUNTED:

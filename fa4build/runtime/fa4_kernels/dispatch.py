@@ -9,12 +9,13 @@ from typing import Any
 
 from .abi import OUTPUT_DTYPES, SIGNATURES, TARGETS, signature_name
 from .errors import NoKernelError
+from .evidence import LEVELS, backed_levels, named_levels
 from .expressions import evaluate
-from .packs import Entry, Pack, RefusedPack
+from .packs import Entry, Pack, RefusedPack, newer_than, newest_of
 
 OWN_FAMILY = "fa4"
 
-EVIDENCE_LEVELS = ("static", "simulated", "silicon")
+EVIDENCE_LEVELS = LEVELS
 """What a kernel may have passed, in rising order."""
 
 EQUAL_AXES = ("dtype", "head_dim", "head_dim_v", "mask", "layout")
@@ -96,8 +97,8 @@ class Decision:
     def __str__(self) -> str:
         if self.entry is None or self.pack is None:
             return _no_kernel_text(self)
-        evidence = ", ".join(levels_passed(self.entry)) or "none"
-        chosen = f"{self.entry.id} from {self.pack.manifest.pack} {self.pack.manifest.version} (evidence: {evidence})"
+        origin = f"{self.pack.manifest.pack} {self.pack.manifest.version}"
+        chosen = f"{self.entry.id} from {origin} (evidence: {evidence_text(self.entry)})"
         return "\n".join((f"{self.problem} on {self.device}: {chosen}", *_trace_lines(self)))
 
 
@@ -107,32 +108,40 @@ def dispatch(
     packs: Iterable[Pack | RefusedPack],
     *,
     evidence: str | None = None,
+    claims: bool = False,
     family: str | None = None,
 ) -> Decision:
     """Choose the kernel for a problem. Never raises for a problem without one: see `chosen`.
 
     Args:
         evidence: the least an entry must have passed (EVIDENCE_LEVELS); None asks for nothing.
+        claims: whether a level that nothing backs is enough for `evidence`. It never counts in the order.
         family: whose kernels are taken wherever one fits; None prefers none.
-    Contract: among fitting entries those of `family` come first, then the one with most evidence, then our own before
-        another family's, then one that is not deterministic where that was not asked for, then one that is made for
-        some extents (`when`) before one for all, then the one whose id sorts first.
+    Contract: of fitting entries with one id and family that of the newest pack counts alone. Among the rest those of
+        `family` come first, then the one with most evidence, then our own before another family's, then one that is not
+        deterministic where that was not asked for, then one that is made for some extents (`when`) before one for all,
+        then the one whose id sorts first.
     """
     packs = tuple(packs)
+    usable_packs = [pack for pack in packs if not isinstance(pack, RefusedPack)]
+    looked_at = [
+        (pack, entry, mismatches(problem, device, entry, evidence, claims))
+        for pack in usable_packs
+        for entry in pack.manifest.entries
+    ]
+    newest = newest_of((pack, entry) for pack, entry, reasons in looked_at if not reasons)
     trace: list[Considered] = []
     fitting: list[tuple[tuple[Any, ...], Pack, Entry]] = []
-    for pack in packs:
-        if isinstance(pack, RefusedPack):
-            continue
-        for entry in pack.manifest.entries:
-            reasons = mismatches(problem, device, entry, evidence)
-            trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
-            if not reasons:
-                own = pack.manifest.family
-                is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
-                preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
-                order = (*preferred, is_slower, not entry.axes.get("when"), entry.id)
-                fitting.append((order, pack, entry))
+    for pack, entry, mismatched in looked_at:
+        newer = None if mismatched else newer_than(pack, entry.id, newest)
+        reasons = (f"is of version {pack.manifest.version}, and {newer} has it too",) if newer else mismatched
+        trace.append(Considered(pack=pack.manifest.pack, entry=entry, reasons=reasons))
+        if not reasons:
+            own = pack.manifest.family
+            is_slower = bool(entry.axes.get("deterministic")) and not problem.deterministic
+            preferred = (family is not None and own != family, -evidence_level(entry), own != OWN_FAMILY)
+            order = (*preferred, is_slower, not entry.axes.get("when"), entry.id)
+            fitting.append((order, pack, entry))
     best = min(fitting, key=lambda item: item[0], default=None)
     return Decision(
         problem=problem,
@@ -173,7 +182,9 @@ def combine_problem(dtype: str, head_dim_v: int, *, has_sink: bool) -> Problem:
     return Problem(op="fwd_combine", dtype=output, head_dim=head_dim_v, head_dim_v=head_dim_v, features=features)
 
 
-def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | None = None) -> tuple[str, ...]:
+def mismatches(
+    problem: Problem, device: Device, entry: Entry, evidence: str | None = None, claims: bool = False
+) -> tuple[str, ...]:
     """Every reason why an entry does not fit; empty if it does."""
     reasons = []
     if TARGETS.get(entry.target) != device.compute_capability:
@@ -191,8 +202,8 @@ def mismatches(problem: Problem, device: Device, entry: Entry, evidence: str | N
         reasons.append(f"needs {rule}")
     if signature_of(entry) not in SIGNATURES:
         reasons.append("is called in a way this fa4-kernels does not know; upgrade fa4-kernels")
-    if evidence is not None and evidence_level(entry) < EVIDENCE_LEVELS.index(evidence):
-        reasons.append(f"has no {evidence} evidence")
+    if evidence is not None and (lack := evidence_lack(entry, evidence, claims)):
+        reasons.append(lack)
     return tuple(reasons)
 
 
@@ -218,8 +229,41 @@ def evidence_level(entry: Entry) -> int:
 
 
 def levels_passed(entry: Entry) -> tuple[str, ...]:
-    """The evidence levels for which the manifest has a summary, lowest first."""
-    return tuple(level for level in EVIDENCE_LEVELS if entry.evidence.get(level) not in (None, False))
+    """The evidence levels that a record in the manifest backs, lowest first."""
+    return backed_levels(
+        entry.evidence,
+        kernel=entry.id,
+        target=entry.target,
+        cubin_sha256=entry.cubin.sha256,
+        plan_sha256=entry.plan.sha256,
+    )
+
+
+def levels_claimed(entry: Entry) -> tuple[str, ...]:
+    """The evidence levels that the manifest names and nothing in it backs, lowest first."""
+    passed = levels_passed(entry)
+    return tuple(level for level in named_levels(entry.evidence) if level not in passed)
+
+
+def evidence_lack(entry: Entry, level: str, claims: bool = False) -> str:
+    """Why an entry has not passed a level; empty if it has.
+
+    Args:
+        claims: whether a claim that nothing backs is enough.
+    """
+    least = EVIDENCE_LEVELS.index(level)
+    if evidence_level(entry) >= least:
+        return ""
+    claimed = [name for name in levels_claimed(entry) if EVIDENCE_LEVELS.index(name) >= least]
+    if claimed and claims:
+        return ""
+    return f"has no {level} evidence" + (f" ({claimed[-1]} is claimed, and nothing backs it)" if claimed else "")
+
+
+def evidence_text(entry: Entry) -> str:
+    """`static, simulated`, `none`, or `none; claimed: silicon`."""
+    passed, claimed = ", ".join(levels_passed(entry)) or "none", ", ".join(levels_claimed(entry))
+    return f"{passed}; claimed: {claimed}" if claimed else passed
 
 
 def _feature_mismatches(problem: Problem, axes: Mapping[str, object]) -> list[str]:

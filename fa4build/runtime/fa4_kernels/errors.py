@@ -16,8 +16,11 @@ class LayoutError(InputError):
     """A tensor must be copied before a kernel can read it. `position`: which argument of the launch, from 0."""
 
     def __init__(self, message: str, position: int) -> None:
-        super().__init__(message)
+        super().__init__(message, position)  # both, so that a copy in another process can be made of its arguments
         self.position = position
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NoKernelError(FA4KernelsError, NotImplementedError):

@@ -1,7 +1,8 @@
 """Expressions of recipes and dispatch rules: a small, total part of Python over integers and numbers.
 
 Allowed are numbers, names, `+ - * // % **` (exponent a number of at most 64), comparisons, `and`, `or`, `not`,
-`a if b else c`, and min, max, ceil_div, round_up. Nothing else can be said, so a pack cannot run code.
+`a if b else c`, and min, max, ceil_div, round_up. Nothing else can be said, so a pack cannot run code. A power has at
+most _MAX_BITS bits, so it can keep no processor busy.
 """
 
 import ast
@@ -14,6 +15,7 @@ from .errors import PackError
 Number = int | float | bool
 _MAX_EXPONENT = 64
 _MAX_LENGTH = 1000
+_MAX_BITS = 4096
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Not, ast.And, ast.Or)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -31,6 +33,26 @@ def _round_up(a: int, b: int) -> int:
     return -(-a // b) * b
 
 
+def _power(base: Number, exponent: int | float) -> Number:
+    if isinstance(base, int) and base.bit_length() * max(exponent, 0) > _MAX_BITS:
+        raise ValueError(f"a power of more than {_MAX_BITS} bits")
+    result = base**exponent
+    if isinstance(result, complex):
+        raise ValueError(f"{base} ** {exponent} is no real number")
+    return result
+
+
+class _BoundedPowers(ast.NodeTransformer):
+    """`a ** b` becomes a call of _power, whose name no expression can say."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Pow):
+            return node
+        called = ast.Name("<power>", ast.Load())
+        return ast.copy_location(ast.Call(called, [node.left, node.right], []), node)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "ceil_div": _ceil_div, "round_up": _round_up}
 
 
@@ -44,8 +66,8 @@ def evaluate(text: str, names: Mapping[str, Number]) -> Any:
     if missing:
         raise PackError(f"expression {text!r}: {', '.join(sorted(missing))} is unknown. Known: {sorted(names)}.")
     try:
-        return eval(code, {"__builtins__": {}, **FUNCTIONS}, {name: names[name] for name in used})
-    except (ArithmeticError, TypeError, ValueError) as error:
+        return eval(code, {"__builtins__": {}, "<power>": _power, **FUNCTIONS}, {name: names[name] for name in used})
+    except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
         raise PackError(f"expression {text!r} has no value: {error}.") from error
 
 
@@ -75,7 +97,8 @@ def _compiled(text: str) -> tuple[Any, frozenset[str]]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not _is_small_number(node.right):
             raise PackError(f"expression {text!r}: an exponent is a number of at most {_MAX_EXPONENT}.")
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in functions}
-    return compile(tree, "<recipe>", "eval"), frozenset(names)
+    bounded = ast.fix_missing_locations(_BoundedPowers().visit(tree))
+    return compile(bounded, "<recipe>", "eval"), frozenset(names)
 
 
 def _is_small_number(node: ast.expr) -> bool:

@@ -7,13 +7,13 @@ read from a device.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from . import loader
 from .abi import OUTPUT_DTYPES
+from .allocation import equal_starts, no_numbers
 from .dispatch import Problem, combine_problem, steps_of
 from .errors import NoKernelError
 from .gradients import BackwardLaunches, compute_gradients, compute_packed_gradients, load_backward, run_copying
@@ -26,10 +26,9 @@ from .problems import (
     ordinal_of,
     problem_for,
 )
-from .splitting import chosen_splits, query_blocks, visible_keys
+from .splitting import Keys, Rows, chosen_splits, key_blocks, visible_keys
 
 Tensor = torch.Tensor
-_MAX_KEPT = 256
 
 
 class Lists(NamedTuple):
@@ -57,15 +56,9 @@ class Lists(NamedTuple):
         assert keys is not None
         used_q, used_k = self.seqused_q, self.seqused_k
         if used_q is None or used_k is None:
-            nothing = _nothing_on(self.cu_seqlens_q.device)
+            nothing = no_numbers(self.cu_seqlens_q.device)
             used_q, used_k = nothing if used_q is None else used_q, nothing if used_k is None else used_k
         return self.cu_seqlens_q, keys, used_q, used_k
-
-
-@lru_cache(maxsize=64)
-def _nothing_on(device: torch.device) -> Tensor:
-    """A list without elements, which takes no memory."""
-    return torch.empty(0, dtype=torch.int32, device=device)
 
 
 class Call(NamedTuple):
@@ -184,26 +177,6 @@ def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> t
     return out, lse
 
 
-_starts: dict[tuple[int, int, torch.device], Tensor] = {}
-
-
-def equal_starts(batch: int, length: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `batch` sequences of one length, int32 (batch + 1); kept, because decoding asks for it every step.
-
-    One that is made while a CUDA graph is captured belongs to the graph, and is not kept.
-    """
-    key = (batch, length, device)
-    starts = _starts.get(key)
-    if starts is None:
-        starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-        is_plain = type(starts) is torch.Tensor and not torch.compiler.is_compiling()
-        if is_plain and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            if len(_starts) >= _MAX_KEPT:
-                _starts.clear()
-            _starts[key] = starts
-    return starts
-
-
 # --- which kernels ----------------------------------------------------------------------------------------------------
 
 
@@ -219,27 +192,26 @@ def launches_for(call: Call) -> tuple[int, ForwardLaunches]:
     """Number of splits and kernels. A number chosen here is 1 where no kernel splits."""
     if call.num_splits >= 1:
         return call.num_splits, _bound_forward(call, is_split=call.num_splits > 1)
-    q, k, ordinal = call.q, call.k, ordinal_of(call.q)
-    is_dense = call.lists.layout == "dense"
-    max_seqlen_q, max_seqlen_k = (q.shape[1], k.shape[1]) if is_dense else (call.max_seqlen_q, call.max_seqlen_k)
-    num_query_blocks = query_blocks(
-        batch=call.batch,
-        total_q=q.shape[0] * (q.shape[1] if is_dense else 1),
-        max_seqlen_q=max_seqlen_q,
-        num_heads_q=q.shape[-2],
-        num_heads_kv=k.shape[-2],
-    )
-    chosen = chosen_splits(
-        num_sms=loader.runtime().device(ordinal).sm_count,
-        num_query_blocks=num_query_blocks,
-        max_seqlen_k=visible_keys(call.window, max_seqlen_q, max_seqlen_k),
-    )
+    device = loader.runtime().device(ordinal_of(call.q))
+    queries, keys = _shape_of(call)
+    chosen = chosen_splits(queries, keys, num_sms=device.sm_count, major=device.compute_capability[0])
     if chosen > 1:
         try:
             return chosen, _bound_forward(call, is_split=True)
         except NoKernelError:
             pass
     return 1, _bound_forward(call, is_split=False)
+
+
+def _shape_of(call: Call) -> tuple[Rows, Keys]:
+    """What the number of splits is chosen from."""
+    q, k, v = call.q, call.k, call.v
+    is_dense = call.lists.layout == "dense"
+    max_seqlen_q, max_seqlen_k = (q.shape[1], k.shape[1]) if is_dense else (call.max_seqlen_q, call.max_seqlen_k)
+    total_q = q.shape[0] * (q.shape[1] if is_dense else 1)
+    queries = Rows(call.batch, total_q, max_seqlen_q, q.shape[-2], k.shape[-2])
+    blocks = key_blocks(visible_keys(call.window, max_seqlen_q, max_seqlen_k))
+    return queries, Keys(blocks, (q.shape[-1], v.shape[-1]), q.element_size(), mask_of(*call.window))
 
 
 def _bound_forward(call: Call, *, is_split: bool) -> ForwardLaunches:

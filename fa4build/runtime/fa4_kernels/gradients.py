@@ -97,19 +97,21 @@ def compute_gradients(
     *,
     softcap: float = 0.0,
     sink: torch.Tensor | None = None,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> Gradients:
-    """dq, dk, dv, contiguous, with the shapes and dtype of q, k, v; the sink's gradient in float32.
+    """dq, dk, dv with the shapes and dtype of q, k, v, contiguous; the sink's gradient in float32.
 
     Args:
         tensors: q, k, v, and the forward's out and lse.
         dout, dlse: gradients of out and lse; None means zeros.
         window: (window_left, window_right) as the kernels take it.
         softcap: > 0 where the kernels are built with it. sink: float32 (num_heads_q), as of the forward.
+        gradients: where dq, dk and dv are to be written, in strides as of a forward's out.
     Contract: launches on the current stream. Inputs that a kernel cannot read where they lie are copied.
     Source: d lse / d s = p, so dlse enters where dpsum leaves: ds = p * (dp - (dpsum - dlse)).
     """
     q, k, v, out, lse = tensors
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = gradients or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     batch, seqlen_q, num_heads, head_dim = q.shape
     if not (q.numel() and k.numel() and v.numel()) or sum(window) < 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), _unseen_sink_gradient(sink, lse, dlse, (0, 2))
@@ -117,8 +119,12 @@ def compute_gradients(
     if isinstance(launches, RecipeBackward):
         is_known = dlse is None and sink is None
         found = _by_recipe(launches, (*tensors, dout), softmax_scale, window) if is_known else None
-        options: dict[str, Any] = {"softcap": softcap, "sink": sink}
-        return found or compute_gradients(launches.ours(), tensors, dout, dlse, softmax_scale, window, **options)
+        if found is not None and gradients is None:
+            return found
+        if found is not None:
+            return dq.copy_(found[0]), dk.copy_(found[1]), dv.copy_(found[2]), None
+        options: dict[str, Any] = {"softcap": softcap, "sink": sink, "gradients": (dq, dk, dv)}
+        return compute_gradients(launches.ours(), tensors, dout, dlse, softmax_scale, window, **options)
     rounded = -(-seqlen_q // _ROWS) * _ROWS
     dpsum = launches.new_floats(batch, num_heads, rounded)
     lse_log2 = launches.new_floats(batch, num_heads, rounded)

@@ -70,6 +70,7 @@ class Runtime:
         self._libraries: dict[str, Any] = {}
         self._launches: dict[tuple[str, str, int, bool], Any] = {}
         self.evidence: str | None = None
+        self.accept_claims = False
         self.family = family
 
     @property
@@ -111,7 +112,8 @@ class Runtime:
         families = {pack.manifest.family for pack in usable(self.packs)}
         if self.family is not None and families and self.family not in families:
             raise InputError(f"FA4_KERNELS_FAMILY is {self.family!r}; installed: {', '.join(sorted(families))}.")
-        decision = dispatch(problem, self.device(ordinal), self.packs, evidence=self.evidence, family=self.family)
+        required = {"evidence": self.evidence, "claims": self.accept_claims}
+        decision = dispatch(problem, self.device(ordinal), self.packs, **required, family=self.family)
         if self._report is not None:
             self._report(str(decision))
         if self._recorder is not None:
@@ -290,6 +292,10 @@ seen_calls: dict[tuple[Any, ...], int] = {}
 bound: dict[tuple[Any, ...], Any] = {}
 """What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
 
+required_evidence: str | None = None
+accepted_claims = False
+"""What require_evidence asks for, before the runtime of the process is made."""
+
 _runtime: Runtime | None = None
 _runtime_lock = threading.Lock()
 
@@ -300,14 +306,25 @@ def runtime() -> Runtime:
     if _runtime is None:
         with _runtime_lock:
             if _runtime is None:
-                _runtime = _torch_runtime()
+                made = _torch_runtime()
+                made.evidence, made.accept_claims = required_evidence, accepted_claims
+                _runtime = made
     return _runtime
+
+
+def require_evidence(level: str | None, *, accept_claims: bool = False) -> None:
+    """Kernels used from now on must have passed `level`. Needs no driver: a runtime made later asks for it too."""
+    global required_evidence, accepted_claims
+    required_evidence, accepted_claims = level, accept_claims
+    if _runtime is not None:
+        _runtime.evidence, _runtime.accept_claims = level, accept_claims
+    forget_calls()
 
 
 def use_runtime(replacement: Runtime | None) -> None:
     """Replace the runtime of this process; None makes a new one at the next call. For tests and tools."""
-    global _runtime
-    _runtime = replacement
+    global _runtime, required_evidence, accepted_claims
+    _runtime, required_evidence, accepted_claims = replacement, None, False
     forget_calls()
 
 
@@ -319,7 +336,10 @@ def compiled_calls(kind: str) -> Any:
     if kind not in _compiled_calls:
         import torch
 
-        _compiled_calls[kind] = getattr(_import_launcher(), kind)(torch.Tensor, torch.is_grad_enabled)
+        from .observers import LEVELS, OBSERVERS
+
+        made = getattr(_import_launcher(), kind)
+        _compiled_calls[kind] = made(torch.Tensor, torch.is_grad_enabled, OBSERVERS, LEVELS)
     return _compiled_calls[kind]
 
 

@@ -9,11 +9,12 @@ layout and feature; `general_attention_backward` also returns the gradient of th
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .abi import OUTPUT_DTYPES
+from .errors import NoKernelError
 
 NAMESPACE = "fa4_kernels"
 _ARGUMENTS = "float softmax_scale, SymInt window_left, SymInt window_right, bool deterministic"
@@ -61,6 +62,7 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any], dtypes: di
     torch.library.register_fake(f"{NAMESPACE}::attention", fake_forward, lib=_library)
     torch.library.register_fake(f"{NAMESPACE}::attention_backward", fake_backward, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::attention", _derivative, setup_context=_remember, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::attention_backward", _no_second_derivative, lib=_library)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -75,6 +77,13 @@ def _derivative(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) 
         return (None, None, None, *nothing)
     backward = torch.ops.fa4_kernels.attention_backward
     return (*backward(dout, dlse, *ctx.saved_tensors, *ctx.options), *nothing)
+
+
+def _no_second_derivative(ctx: Any, *gradients: object) -> NoReturn:
+    raise NoKernelError(
+        "a second derivative of attention is asked for (create_graph=True), and no kernel computes it. Use "
+        "torch.nn.functional.scaled_dot_product_attention with the math backend for this part of the model."
+    )
 
 
 # --- every layout and feature -----------------------------------------------------------------------------------------
@@ -106,6 +115,7 @@ def define_general(forward: Callable[..., Any], backward: Callable[..., Any], dt
     torch.library.register_fake(name, fake_forward, lib=_library)
     torch.library.register_fake(f"{name}_backward", fake_backward, lib=_library)
     torch.library.register_autograd(name, _general_derivative, setup_context=_remember_general, lib=_library)
+    torch.library.register_autograd(f"{name}_backward", _no_second_derivative, lib=_library)
 
 
 def _remember_general(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

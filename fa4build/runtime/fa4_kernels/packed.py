@@ -5,14 +5,17 @@ read here. Lists must be int32 on the device of q.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from . import answers, loader, ops
+from .allocation import equal_starts
 from .errors import InputError, LayoutError, NoKernelError
-from .general import Call, Lists, backward, bound_backward, bound_combine, equal_starts, forward
+from .general import Call, Lists, backward, bound_backward, bound_combine, forward
+from .observers import autocast, is_observed, refuse_transforms
 from .problems import (
     DTYPES,
     FP8_DTYPES,
@@ -20,15 +23,23 @@ from .problems import (
     SERVED_FEATURES,
     Window,
     canonical_mask,
+    checked_bound,
+    checked_flag,
     checked_scale,
+    checked_softcap,
     ordinal_of,
     problem_for,
+    refuse_positional,
     requested_features,
 )
 from .splitting import checked_splits
 
 Tensor = torch.Tensor
 NO_FACTORS = (None, None, None)
+_AFTER_LENGTHS = ("seqused_q", "seqused_k", "page_table", "softmax_scale", "causal", "window_size")
+_AFTER_PAGES = ("cu_seqlens_q", "max_seqlen_q", "softmax_scale", "causal", "window_size")
+_AFTER_OUT = ("cu_seqlens", "seqused", "virtual_batch_idx", "return_lse")
+_Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Result = tuple[Tensor, Tensor | None]
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _P = ParamSpec("_P")
@@ -55,19 +66,22 @@ def _packed_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
         cu_seqlens_k: Any = None,
         max_seqlen_q: Any = None,
         max_seqlen_k: Any = None,
+        *positional: Any,
         seqused_q: Any = None,
         seqused_k: Any = None,
         page_table: Any = None,
         softmax_scale: Any = None,
         causal: Any = False,
         window_size: Any = NO_WINDOW,
-        *,
         learnable_sink: Any = None,
         softcap: Any = 0.0,
         num_splits: Any = 1,
         return_lse: Any = False,
         **options: Any,
     ) -> Any:
+        if positional:
+            accepted = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k"
+            refuse_positional("flash_attn_varlen_func", accepted, _AFTER_LENGTHS, positional)
         if not options and not _is_dynamo_compiling():
             answer = _answered(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
@@ -76,9 +90,9 @@ def _packed_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
             if answer is not None:
                 return answer
         return complete(  # type: ignore[call-arg]
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, page_table,
-            softmax_scale, causal, window_size, learnable_sink=learnable_sink, softcap=softcap, num_splits=num_splits,
-            return_lse=return_lse, **options,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
+            page_table=page_table, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+            learnable_sink=learnable_sink, softcap=softcap, num_splits=num_splits, return_lse=return_lse, **options,
         )  # type: ignore[arg-type]  # fmt: skip
 
     return attention
@@ -94,18 +108,21 @@ def _cached_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
         v_cache: Any,
         cache_seqlens: Any = None,
         page_table: Any = None,
+        *positional: Any,
         cu_seqlens_q: Any = None,
         max_seqlen_q: Any = None,
         softmax_scale: Any = None,
         causal: Any = False,
         window_size: Any = NO_WINDOW,
-        *,
         learnable_sink: Any = None,
         softcap: Any = 0.0,
         num_splits: Any = 0,
         return_lse: Any = False,
         **options: Any,
     ) -> Any:
+        if positional:
+            accepted = "q, k_cache, v_cache, cache_seqlens and page_table"
+            refuse_positional("flash_attn_with_kvcache", accepted, _AFTER_PAGES, positional)
         if not options and not _is_dynamo_compiling():
             answer = _answered(
                 q, k_cache, v_cache, cu_seqlens_q, None, None, cache_seqlens, page_table, learnable_sink, max_seqlen_q,
@@ -114,9 +131,9 @@ def _cached_answered_first(complete: Callable[_P, _R]) -> Callable[_P, _R]:
             if answer is not None:
                 return answer
         return complete(  # type: ignore[call-arg]
-            q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
-            window_size, learnable_sink=learnable_sink, softcap=softcap, num_splits=num_splits, return_lse=return_lse,
-            **options,
+            q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, learnable_sink=learnable_sink,
+            softcap=softcap, num_splits=num_splits, return_lse=return_lse, **options,
         )  # type: ignore[arg-type]  # fmt: skip
 
     return attention
@@ -129,15 +146,15 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    *,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = NO_WINDOW,
-    *,
     learnable_sink: Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -158,6 +175,7 @@ def flash_attn_varlen_func(
     aux_tensors: object = None,
     aux_scalars: object = None,
     block_sparse_tensors: object = None,
+    block_sparse_tensors_bwd: object = None,
     seqlen_k_per_split: int | None = None,
     gather_bwd_recompute_p: bool = False,
     gather_bwd_token_chunk: int | None = None,
@@ -169,7 +187,8 @@ def flash_attn_varlen_func(
         k, v: (total_k, num_heads_kv, ..) with `cu_seqlens_k`; (batch, seqlen_k, num_heads_kv, ..) without; or pages
             (num_pages, page_size, num_heads_kv, ..) with `page_table` and `seqused_k`.
         cu_seqlens_q, cu_seqlens_k: int32 (batch + 1), from 0, rising: sequence b is rows [cu[b], cu[b + 1]).
-        max_seqlen_q, max_seqlen_k: bounds of the lengths; used to choose `num_splits`, results do not depend on them.
+        max_seqlen_q, max_seqlen_k: bounds of the lengths; used to choose `num_splits`, results do not depend on them. A
+            tensor without dimensions is never read, and stands for None.
         seqused_q, seqused_k: int32 (batch): only so many rows of each sequence exist.
         page_table: int32 (batch, max_pages): key j of sequence b is row j % page_size of page page_table[b, j //
             page_size]. Entries behind the last used one may hold anything.
@@ -182,46 +201,48 @@ def flash_attn_varlen_func(
         q_descale, k_descale, v_descale: fp8 only, float32 (batch, num_heads_kv): factors of q, k, v; default 1.
         min_seqlen_k, pack_gqa, scheduler_metadata, disable_scheduler_metadata: hints about speed; not used.
         score_mod, mask_mod, ...: need kernels built with them.
+        All after `max_seqlen_k` are passed by name: releases of flash-attention differ in their order.
     Returns: (out, lse). out in the shape of q with head_dim_v columns; lse (num_heads_q, total_q), or (batch,
         num_heads_q, seqlen_q) for a q with a batch, float32, natural logarithm; None unless asked for. Rows that see no
         key: out = 0, lse = -inf or the sink. Rows that do not exist hold anything.
     Raises: as flash_attn_func.
     Contract: no number is read from the device, so the function may be captured in a CUDA graph.
     """
-    _refuse_unserved(
-        q,
-        v,
-        causal,
-        window_size,
-        "paged" if page_table is not None else "varlen",
-        {"qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "mask_mod": mask_mod}
-        | {"aux_tensors": aux_tensors, "aux_scalars": aux_scalars, "block_sparse_tensors": block_sparse_tensors}
-        | {"seqlen_k_per_split": seqlen_k_per_split},
-    )
-    lists = Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k)
-    _check_tensors(q, k, v)
-    if all(given is None for given in lists) and q.dim() == k.dim() == 4:
-        call_lists, batch_shape = lists, None
+    unserved = {"qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "mask_mod": mask_mod}
+    unserved |= {"aux_tensors": aux_tensors, "aux_scalars": aux_scalars, "block_sparse_tensors": block_sparse_tensors}
+    unserved |= {"score_mod_bwd": score_mod_bwd, "block_sparse_tensors_bwd": block_sparse_tensors_bwd}
+    unserved |= {"seqlen_k_per_split": seqlen_k_per_split, "gather_bwd_token_chunk": gather_bwd_token_chunk}
+    unserved |= {"gather_bwd_recompute_p": gather_bwd_recompute_p or None}
+    _check_tensors(q=q, k=k, v=v)
+    _refuse_unserved(q, v, causal, window_size, "paged" if page_table is not None else "varlen", unserved)
+    given = answers.Arguments(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
+        max_seqlen_k, softmax_scale, causal, window_size, softcap, num_splits, return_lse,
+    )  # fmt: skip
+    return _attend_packed(given, (q_descale, k_descale, v_descale), deterministic)
+
+
+def _attend_packed(given: answers.Arguments, descales: _Factors, deterministic: bool | None) -> _Result:
+    q, k, v = autocast(given.q, given.k, given.v)
+    refuse_transforms(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
+    lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
+    return_lse, batch_shape = checked_flag("return_lse", given.return_lse), None
+    bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
+    if all(x is None for x in lists) and q.dim() == k.dim() == 4:
         rows: tuple[Tensor, Tensor, Tensor] = (q, k, v)
-        bounds: tuple[int | None, int | None] = (None, None)
+        bounds = (None, None)
     else:
-        rows, call_lists, batch_shape, bounds = _as_packed(q, k, v, lists, (max_seqlen_q, max_seqlen_k))
+        rows, lists, batch_shape, bounds = _as_packed(q, k, v, lists, bounds)
     call = _call(
-        rows, call_lists, bounds, softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
-        (q_descale, k_descale, v_descale),
+        rows, lists, bounds, given.softmax_scale, given.causal, given.window_size, given.learnable_sink, given.softcap,
+        given.num_splits, descales,
     )  # fmt: skip
     if _wants_operator(call):
         out, lse = _run_operator(call, deterministic)
     else:
         out, lse = forward(call)
-        if call.descales is NO_FACTORS:
-            answers.note(
-                answers.Arguments(
-                    q, k, v, *lists[:2], *lists[3:], page_table, learnable_sink, max_seqlen_q, max_seqlen_k,
-                    softmax_scale, causal, window_size, softcap, num_splits, return_lse,
-                ),
-                call,
-            )  # fmt: skip
+        if call.descales is NO_FACTORS and q is given.q:
+            answers.note(given, call)
     if batch_shape is not None:
         out = out.unflatten(0, batch_shape)
         lse = lse.unflatten(1, batch_shape).transpose(0, 1)
@@ -235,12 +256,12 @@ def flash_attn_with_kvcache(
     v_cache: Tensor,
     cache_seqlens: Tensor | int | None = None,
     page_table: Tensor | None = None,
+    *,
     cu_seqlens_q: Tensor | None = None,
-    max_seqlen_q: int | None = None,
+    max_seqlen_q: int | Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = NO_WINDOW,
-    *,
     learnable_sink: Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 0,
@@ -259,30 +280,33 @@ def flash_attn_with_kvcache(
         cache_seqlens: keys in use, int32 (batch) on the device of q or one number for all; None: all of a cache without
             pages.
         num_splits: as flash_attn_varlen_func; chosen from shapes by default.
-        others: as flash_attn_varlen_func.
+        others: as flash_attn_varlen_func. All after `page_table` are passed by name.
     Returns: as flash_attn_varlen_func.
     """
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((_batch_of(q, cu_seqlens_q),), cache_seqlens, dtype=torch.int32, device=q.device)
-    return flash_attn_varlen_func(
-        q,
-        k_cache,
-        v_cache,
-        cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        seqused_k=cache_seqlens,
-        page_table=page_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        learnable_sink=learnable_sink,
-        softcap=softcap,
-        num_splits=num_splits,
-        return_lse=return_lse,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    _check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    used = _used_lengths(cache_seqlens, _batch_of(q, cu_seqlens_q), q.device)
+    given = answers.Arguments(
+        q, k_cache, v_cache, cu_seqlens_q, None, None, used, page_table, learnable_sink, max_seqlen_q, None,
+        softmax_scale, causal, window_size, softcap, num_splits, return_lse,
+    )  # fmt: skip
+    return _attend_packed(given, (q_descale, k_descale, v_descale), None)
+
+
+def _used_lengths(cache_seqlens: Any, batch: int, device: torch.device) -> Tensor | None:
+    """One number a sequence. Raises: InputError for what is neither a number nor a list of numbers."""
+    if cache_seqlens is None:
+        return None
+    if not isinstance(cache_seqlens, Tensor):
+        if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
+            raise InputError(f"cache_seqlens must be an int or an int32 tensor ({batch},), it is {cache_seqlens!r}")
+        return torch.full((batch,), operator.index(cache_seqlens), dtype=torch.int32, device=device)
+    if cache_seqlens.is_floating_point():
+        raise InputError(
+            f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)}; int32 ({batch},), the keys "
+            "in use, is expected. New keys and values are not appended here: write them into the cache first"
+        )
+    _checked_list("cache_seqlens", cache_seqlens, (batch,), device)
+    return cache_seqlens
 
 
 def flash_attn_combine(
@@ -290,11 +314,11 @@ def flash_attn_combine(
     lse_partial: Tensor,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *positional: object,
     cu_seqlens: Tensor | None = None,
     seqused: Tensor | None = None,
     virtual_batch_idx: Tensor | None = None,
     return_lse: bool = True,
-    *,
     learnable_sink: Tensor | None = None,
 ) -> _Result:
     """Merge the results of split keys.
@@ -309,8 +333,11 @@ def flash_attn_combine(
         learnable_sink: (num_heads), joins every row's sum here.
     Returns: (out, lse): (batch, seqlen, num_heads, head_dim_v) and (batch, seqlen, num_heads), or without batch; lse is
         a view whose rows lie one behind the other. A row without a part: out = 0, lse = -inf or the sink.
-    Raises: InputError, NoKernelError.
+    Raises: InputError, also for inputs that require gradients while gradients are recorded; NoKernelError.
     """
+    if positional:
+        refuse_positional("flash_attn_combine", "out_partial, lse_partial, out and out_dtype", _AFTER_OUT, positional)
+    _refuse_derivatives(out_partial=out_partial, lse_partial=lse_partial, learnable_sink=learnable_sink)
     if virtual_batch_idx is not None:
         raise NoKernelError("virtual_batch_idx: no kernel takes it. Order the batch before the call.")
     if out_partial.dim() not in (4, 5) or lse_partial.shape != out_partial.shape[:-1]:
@@ -353,12 +380,18 @@ def attend_with_features(
     learnable_sink: Tensor | None,
     softcap: float,
     num_splits: int,
-    descales: tuple[Tensor | None, Tensor | None, Tensor | None],
+    descales: _Factors,
     **options: object,
 ) -> _Result:
-    """flash_attn_func for a call with features, or of fp8 tensors."""
+    """flash_attn_func for a call with features."""
+    _check_tensors(q=q, k=k, v=v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise InputError(f"{name} has shape {tuple(x.shape)}; (batch, seqlen, num_heads, head_dim) is expected")
     _refuse_unserved(q, v, causal, window_size, "dense", options)
-    _check_tensors(q, k, v)
+    return_lse = checked_flag("return_lse", return_lse)
+    q, k, v = autocast(q, k, v)
+    refuse_transforms(q=q, k=k, v=v, learnable_sink=learnable_sink)
     call = _call(
         (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
         descales,
@@ -379,21 +412,35 @@ def _refuse_unserved(
         mask = canonical_mask(causal, window_size)[0]
         problem = problem_for(q, v, mask, layout=layout, features=features)
         decision = loader.runtime().decide(problem, ordinal_of(q))
-        raise NoKernelError(f"{', '.join(sorted(features))}: {decision}")
+        asked = (name for name, value in options.items() if value is not None)
+        raise NoKernelError(f"{', '.join(sorted(asked))}: {decision}")
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+def _refuse_derivatives(**tensors: Tensor | None) -> None:
+    """Raises InputError or NoKernelError where derivatives are asked for that nothing here computes."""
+    refuse_transforms(**tensors)
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} requires grad, and merging records no gradients. Call under torch.no_grad(), or pass "
+                f"{name}.detach()"
+            )
+
+
+def _check_tensors(**named: Tensor) -> None:
+    """Of q, k and v, in this order, by the caller's names."""
+    (q, k, v), (_, name_k, name_v) = named.values(), named
+    for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{name} is a {type(tensor).__name__}, a torch tensor is expected")
         if tensor.dim() not in (3, 4):
             expected = "([batch,] rows, num_heads, head_dim) or pages (num_pages, page_size, num_heads, head_dim)"
             raise InputError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    shapes = f"q {tuple(q.shape)}, {name_k} {tuple(k.shape)}, {name_v} {tuple(v.shape)}"
     if k.shape[:-1] != v.shape[:-1]:
-        raise InputError(f"k and v differ in more than the last extent: {shapes}")
+        raise InputError(f"{name_k} and {name_v} differ in more than the last extent: {shapes}")
     if q.shape[-1] != k.shape[-1]:
-        raise InputError(f"head_dim of q and k differs: {shapes}")
+        raise InputError(f"head_dim of q and {name_k} differs: {shapes}")
     num_heads_q, num_heads_kv = q.shape[-2], k.shape[-2]
     if num_heads_q % num_heads_kv if num_heads_kv else num_heads_q:
         raise InputError(f"num_heads_q = {num_heads_q} is no multiple of num_heads_kv = {num_heads_kv}: {shapes}")
@@ -454,14 +501,15 @@ def _as_packed(
         q = q.reshape(-1, *q.shape[2:])
     if page_table is not None:
         _check_pages(k, cu_seqlens_k, seqused_k)
-        max_seqlen_k = max_seqlen_k or page_table.shape[1] * k.shape[1]
+        max_seqlen_k = page_table.shape[1] * k.shape[1] if max_seqlen_k is None else max_seqlen_k
     elif cu_seqlens_k is None:
         if k.dim() != 4 or k.shape[0] != batch:
             raise InputError(
                 f"k has shape {tuple(k.shape)} and there is no cu_seqlens_k; "
                 f"({batch}, seqlen_k, num_heads_kv, head_dim) is expected"
             )
-        cu_seqlens_k, max_seqlen_k = equal_starts(batch, k.shape[1], device), max_seqlen_k or k.shape[1]
+        max_seqlen_k = k.shape[1] if max_seqlen_k is None else max_seqlen_k
+        cu_seqlens_k = equal_starts(batch, k.shape[1], device)
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
     elif k.dim() != 3:
         raise InputError(
@@ -484,6 +532,8 @@ def _checked_sink(sink: Tensor | None, num_heads: int, device: torch.device) -> 
     """In float32, differentiable. Raises: InputError for another shape or device."""
     if sink is None:
         return None
+    if not isinstance(sink, Tensor):
+        raise InputError(f"learnable_sink is a {type(sink).__name__}; a tensor ({num_heads},) on {device} is expected")
     if sink.shape != (num_heads,) or sink.device != device:
         raise InputError(
             f"learnable_sink has shape {tuple(sink.shape)} on {sink.device}; ({num_heads},), one a query head, "
@@ -505,8 +555,6 @@ def _call(
     descales: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> Call:
     q, k, v = rows
-    if not (isinstance(softcap, (int, float)) and 0 <= softcap < float("inf")) and softcap is not None:
-        raise InputError(f"softcap must be a finite number of at least 0 (0: none), it is {softcap!r}")
     if lists.layout == "dense" and (q.shape[0] != k.shape[0]):
         raise InputError(f"batch differs: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     batch = q.shape[0] if lists.cu_seqlens_q is None else lists.cu_seqlens_q.shape[0] - 1
@@ -517,7 +565,7 @@ def _call(
         lists=lists,
         softmax_scale=checked_scale(softmax_scale, q.shape[-1]),
         window=canonical_mask(causal, window_size)[1:],
-        softcap=float(softcap or 0),
+        softcap=checked_softcap(softcap),
         sink=_checked_sink(sink, q.shape[-2], q.device),
         descales=_checked_descales(descales, q, (batch, k.shape[-2])),
         num_splits=checked_splits(num_splits),
@@ -552,13 +600,15 @@ def _wants_operator(call: Call) -> bool:
     """Whether gradients or a compiler want an operator of torch around the kernels."""
     inputs = (call.q, call.k, call.v, call.sink)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return needs_grad or torch.compiler.is_compiling()
+    return needs_grad or torch.compiler.is_compiling() or is_observed(*inputs, *call.lists)
 
 
 def _run_operator(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    if not torch.compiler.is_compiling():
+    deterministic = checked_flag("deterministic", deterministic)
+    inputs = (call.q, call.k, call.v, call.sink)
+    if not torch.compiler.is_compiling() and not is_observed(*inputs, *call.lists):
         bound_backward(call, deterministic=deterministic)
     return torch.ops.fa4_kernels.general_attention(
         *(call.q, call.k, call.v, *call.lists, call.sink, *call.descales),

@@ -7,6 +7,7 @@ looking around: it becomes a `RefusedPack` with its reason, so that one damaged 
 import hashlib
 import json
 import lzma
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +147,7 @@ def read_manifest(text: bytes) -> Manifest:
     try:
         document = json.loads(text)
         schema = document["schema"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackError(f"its manifest is damaged ({type(error).__name__}: {error}); install the pack again") from error
     if type(schema) is not int or not 1 <= schema <= MANIFEST_SCHEMA:
         raise PackError(
@@ -169,7 +170,7 @@ def read_manifest(text: bytes) -> Manifest:
         )
         _check_blobs(manifest)
         _check_recipes(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PackError(f"its manifest is damaged ({type(error).__name__}: {error}); install the pack again") from error
     return manifest
 
@@ -272,6 +273,39 @@ def _damaged(pack: Pack, what: str) -> str:
 def usable(packs: Iterable[Pack | RefusedPack]) -> tuple[Pack, ...]:
     """The packs that can be used."""
     return tuple(pack for pack in packs if isinstance(pack, Pack))
+
+
+def newest_of(kernels: Iterable[tuple[Pack, Entry]]) -> dict[tuple[str, str], Manifest]:
+    """(family, id) -> the manifest of the newest version among packs that have this kernel.
+
+    An older pack stays installed where a split pack replaces a whole one, or the other way round.
+    """
+    newest: dict[tuple[str, str], Manifest] = {}
+    for pack, entry in kernels:
+        key = (pack.manifest.family, entry.id)
+        best = newest.setdefault(key, pack.manifest)
+        if _version_key(pack.manifest.version) > _version_key(best.version):
+            newest[key] = pack.manifest
+    return newest
+
+
+def newer_than(pack: Pack, kernel: str, newest: Mapping[tuple[str, str], Manifest]) -> str | None:
+    """The pack and version, of `newest_of`, that takes the place of this pack's kernel; None if none does."""
+    best = newest.get((pack.manifest.family, kernel), pack.manifest)
+    is_older = _version_key(pack.manifest.version) < _version_key(best.version)
+    return f"{best.pack} {best.version}" if is_older else None
+
+
+def _version_key(version: str) -> tuple[tuple[int, ...], tuple[int, str, int]]:
+    """Sorts versions as pip does, as far as packs have them: 0.9 < 0.10.0.dev1 < 0.10.0rc2 < 0.10.0 < 0.10.0.post1."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)[._-]?(dev|a|b|rc|post)?[._-]?(\d*)", str(version).lower())
+    if match is None:
+        return (), (0, "", 0)
+    release = tuple(int(part) for part in match[1].split("."))
+    while release and release[-1] == 0:
+        release = release[:-1]
+    rank = {"dev": 0, "a": 1, "b": 1, "rc": 1, None: 2, "post": 3}[match[2]]
+    return release, (rank, match[2] or "", int(match[3] or 0))
 
 
 def refused(packs: Iterable[Pack | RefusedPack]) -> tuple[RefusedPack, ...]:

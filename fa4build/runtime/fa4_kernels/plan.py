@@ -51,7 +51,7 @@ def parse_plan(text: str | bytes) -> dict[str, Any]:
     """
     try:
         plan = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackError(f"launch plan: not JSON ({error}). The pack is damaged; install it again.") from error
     if not isinstance(plan, dict) or plan.get("format") != PLAN_FORMAT:
         raise PackError(f"launch plan: not of format {PLAN_FORMAT}. The pack is damaged; install it again.")

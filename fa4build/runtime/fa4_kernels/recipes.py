@@ -13,10 +13,10 @@ import torch
 
 from . import loader
 from .allocation import CAN_ANSWER, Maker, tensor_maker
-from .dispatch import EVIDENCE_LEVELS, evidence_level
+from .dispatch import evidence_lack, evidence_level
 from .errors import InputError, NoKernelError
 from .expressions import evaluate
-from .packs import Pack, usable
+from .packs import Pack, newer_than, newest_of, usable
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -223,18 +223,23 @@ def _considered(
     """Every recipe for the op, best first: those that fit, the family asked for, most evidence, then by id."""
     runtime = loader.runtime()
     device = runtime.device(ordinal)
+    newest = newest_of((pack, entry) for pack in usable(runtime.packs) for entry in pack.manifest.entries)
     found = []
     for pack in usable(runtime.packs):
-        levels = {entry.id: evidence_level(entry) for entry in pack.manifest.entries}
+        entries = {entry.id: entry for entry in pack.manifest.entries}
         for recipe in pack.manifest.recipes:
             if recipe["op"] != op:
                 continue
-            level = min((levels.get(step["kernel"], -1) for step in recipe["steps"]), default=-1)
+            kernels = [entries[step["kernel"]] for step in recipe["steps"]]
             reasons, values = _fit(recipe, tensors, arguments, device.sm_count)
             if recipe["target"] != device.target:
                 reasons.insert(0, f"is for {recipe['target']}")
-            if runtime.evidence is not None and level < EVIDENCE_LEVELS.index(runtime.evidence):
-                reasons.append(f"has no {runtime.evidence} evidence")
+            if runtime.evidence is not None:
+                lacks = (evidence_lack(kernel, runtime.evidence, runtime.accept_claims) for kernel in kernels)
+                reasons += list(filter(None, lacks))[:1]
+            level = -1 if reasons else min(map(evidence_level, kernels), default=-1)
+            newer = {newer_than(pack, step["kernel"], newest) for step in recipe["steps"]} - {None}
+            reasons += [f"is of version {pack.manifest.version}, and {better} has its kernels too" for better in newer]
             order = (len(reasons), pack.manifest.family != runtime.family, -level, recipe["id"])
             item = _Considered(pack=pack, recipe=recipe, reasons=tuple(reasons), values=values)
             found.append((order, item))

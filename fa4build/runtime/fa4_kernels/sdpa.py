@@ -2,8 +2,10 @@
 
 import torch
 
+from .abi import WINDOW_UNBOUNDED
 from .api import flash_attn_func
 from .errors import InputError
+from .problems import Offsets, checked_flag
 
 
 def scaled_dot_product_attention(
@@ -13,6 +15,7 @@ def scaled_dot_product_attention(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
@@ -39,11 +42,13 @@ def scaled_dot_product_attention(
         raise InputError(
             f"query has {query.shape[1]} heads, key has {key.shape[1]}; pass enable_gqa=True if heads share keys"
         )
+    is_causal = checked_flag("is_causal", is_causal)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     seqlen_q, seqlen_k = q.shape[1], k.shape[1]
     if is_causal and seqlen_q != seqlen_k:
         # flash_attn_func aligns bottom right; the window moves the diagonal back to the top left.
-        out, _ = flash_attn_func(q, k, v, scale, window_size=(None, seqlen_q - seqlen_k))
+        window = Offsets(WINDOW_UNBOUNDED, seqlen_q - seqlen_k)
+        out, _ = flash_attn_func(q, k, v, softmax_scale=scale, window_size=window)
     else:
-        out, _ = flash_attn_func(q, k, v, scale, causal=is_causal)
+        out, _ = flash_attn_func(q, k, v, softmax_scale=scale, causal=is_causal)
     return out.transpose(1, 2)

@@ -6,7 +6,7 @@ happened before whoever's clock holds that component at count or more. Each warp
 it, and P, the generic-proxy writes that the asynchronous proxy is known to see (`fence.proxy.async` sets P to G).
 Tensor memory has two more. X: tcgen05 work that its warps have published (`tcgen05.fence::before_thread_sync`, or a
 commit) and a barrier has handed on; T: what the warp's own tcgen05 instructions are ordered behind
-(`tcgen05.fence::after_thread_sync` sets T to X). Sources: ptx-semantics 13.1 (the idea of Triton's ConSan, refined);
+(`tcgen05.fence::after_thread_sync` sets T to X). Sources: ptx-semantics.md 13.1 (the idea of Triton's ConSan, refined);
 PTX ISA 9.7.16.6 for X and T.
 """
 

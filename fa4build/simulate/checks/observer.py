@@ -1,4 +1,4 @@
-"""The observer: turns what the machine does into clock and shadow updates. Rules R1 to R15: ptx-semantics 13.3."""
+"""The observer: turns what the machine does into clock and shadow updates. Rules R1 to R15: ptx-semantics.md 13.3."""
 
 from functools import lru_cache
 

@@ -98,7 +98,7 @@ INTEGERS = (
 )
 
 # Multiplications and additions without .rn: the assembler fuses a product that has one use, in the same block, into the
-# addition or subtraction that uses it (ptx-semantics 5.2).
+# addition or subtraction that uses it (ptx-semantics.md 5.2).
 CONTRACTION = (
     Operation(
         ptx="mul.f32 \t%r30, %r10, %r11;\n\tadd.f32 \t%r20, %r30, %r12;",

@@ -112,7 +112,7 @@ def _configuration_text(number: int, config: Configuration) -> str:
 
 
 def _d_fragment(d: np.ndarray) -> np.ndarray:
-    """(64, N) -> registers (128, N/2) in thread order. Source: ptx-semantics 10."""
+    """(64, N) -> registers (128, N/2) in thread order. Source: ptx-semantics.md 10."""
     thread, register = np.arange(THREADS)[:, None], np.arange(N // 2)[None, :]
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register // 2 % 2)
     column = 8 * (register // 4) + 2 * (thread % 4) + register % 2
@@ -120,7 +120,7 @@ def _d_fragment(d: np.ndarray) -> np.ndarray:
 
 
 def _a_matrix(words: np.ndarray) -> np.ndarray:
-    """A registers (128, 4) of one K step -> (64, 16) 16-bit patterns. Source: ptx-semantics 10."""
+    """A registers (128, 4) of one K step -> (64, 16) 16-bit patterns. Source: ptx-semantics.md 10."""
     thread, register = np.arange(THREADS)[:, None], np.arange(4)[None, :]
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register % 2)
     k = 2 * (thread % 4) + 8 * (register // 2)
