@@ -199,12 +199,13 @@ def own_tree() -> Tree:
 
 _BUILT = frozenset((".pyc", ".pyo", ".so", ".o", ".a", ".pyd", ".dylib"))
 _C = frozenset((".c", ".h"))
+_NO_DATA = frozenset(("__pycache__", "native"))
 
 
 def data_digests(directory: Path) -> list[tuple[str, str]]:
     """Name and digest of every file below a directory that is no Python and nothing built: tables by their bytes, C
-    sources by their tokens. Folders do not matter."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    sources by their tokens. Folders do not matter. The native engine is left out: no proof is made by it yet."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and not _NO_DATA & {*path.parts})
     kept = [path for path in files if path.suffix not in {".py", *_BUILT}]
     contents = (_c_tokens(path.read_text()) if path.suffix in _C else path.read_bytes() for path in kept)
     return sorted(zip((path.name for path in kept), map(_sha256, contents), strict=True))

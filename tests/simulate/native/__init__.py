@@ -1,0 +1,1 @@
+"""The native engine against its Python twin."""
