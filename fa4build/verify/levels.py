@@ -50,6 +50,7 @@ from fa4build.store.evidence import (
 from fa4build.verify.chain import companions_of
 from fa4build.verify.family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify.identity import PtxForms
+from fa4build.verify.native import prove_native
 from fa4build.verify.pool import End, Task, run_tasks
 from fa4build.verify.runs import Link
 from fa4build.verify.simulated import Proof, Request, covers, covers_kernel, prove, request_for
@@ -66,7 +67,6 @@ from fa4build.verify.static import (
     updated_baseline,
     write_baseline,
 )
-from fa4build.verify.native import prove_native
 
 SIMULATION_TIMEOUT_S = 1800.0
 
