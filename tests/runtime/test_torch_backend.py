@@ -234,3 +234,11 @@ def test_an_unknown_stack_is_refused():
     """With what is allowed."""
     with pytest.raises(InputError, match=r"stack 'tourch' is unknown\. Allowed: torch, transformers"):
         fa4_kernels.provide("tourch")
+
+
+def test_transformers_learns_the_name():
+    """`attn_implementation="fa4_kernels"` is known from then on; taking it off changes no model."""
+    transformers = pytest.importorskip("transformers")
+    fa4_kernels.provide("transformers").remove()
+
+    assert "fa4_kernels" in transformers.AttentionInterface.valid_keys()

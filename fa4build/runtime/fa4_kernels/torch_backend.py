@@ -10,6 +10,7 @@ scaled_dot_product_attention, where torch prefers cuDNN on these GPUs, and varle
 Tried with torch 2.11 and 2.14. Windows and alignment are torch's: -1 is unbounded, causal is aligned bottom right.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,10 @@ class Activation:
             if overload is None:  # the in-place form is younger than the others
                 continue
             original = torch.library.get_kernel(f"aten::{name}", _DISPATCH_KEY)
-            self._library.impl(name, _with_fallback(name, implementation, original), _DISPATCH_KEY, with_keyset=True)
+            with warnings.catch_warnings():  # torch 2.11 warns of an override, which is what this is
+                warnings.simplefilter("ignore", UserWarning)
+                operator = _with_fallback(name, implementation, original)
+                self._library.impl(name, operator, _DISPATCH_KEY, with_keyset=True)
         self._undo = [_prefer_flash(), _leave_cudnn_varlen()]
 
     def remove(self) -> None:
