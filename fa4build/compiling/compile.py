@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,8 +134,14 @@ def request_for(source: "KernelSource") -> CompileRequest:
         payload={"variant": source.variant.id, "module": module},
         files=((module, source.text),),
         packages=(("kernels_src", str(kernels)),),
-        sources=tuple((str(kernels.parent / path), sha256) for path, sha256 in source.dependencies),
+        sources=_below(str(kernels.parent), source.dependencies),
     )
+
+
+@lru_cache(maxsize=256)
+def _below(directory: str, dependencies: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """(path, sha256) of files given by their place in a directory; many kernels have the same."""
+    return tuple((f"{directory}/{path}", sha256) for path, sha256 in dependencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from fa4build.compiling.compile import CompileOptions, request_for
 from fa4build.compiling.render import render
 from fa4build.compiling.signature import signature_for, spec_for
@@ -24,10 +27,16 @@ def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) 
     source = render(variant, tuning)
     inputs = key_inputs(source, tuning, toolchain, options)
     inputs["source"]["variant"] |= use_rule(variant)
-    inputs["source"]["signature"] = canonical(signature_for(variant))
-    inputs["source"]["spec"] = canonical(spec_for(variant))
+    inputs["source"]["signature"] = _canonical(signature_for(variant))
+    inputs["source"]["spec"] = spec_for(variant)
     inputs["source"]["target"] = arch_named(variant.arch).target
     return Recipe(name=variant.id, key=key_of(inputs), inputs=inputs, request=request_for(source), options=options)
+
+
+@lru_cache(maxsize=4096)
+def _canonical(value: Any) -> Any:
+    """As `canonical`, once for the many kernels that share a frozen value."""
+    return canonical(value)
 
 
 FAMILY = Family(
