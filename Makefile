@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARCH ?= sm100
 DIST ?= dist
+CUBINS ?= build/check-cubins
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 PYTEST_ARGS ?=
 
@@ -21,7 +22,7 @@ ARCHES := $(foreach arch,$(ARCH),--arch $(arch))
 CODE := fa4build kernels_src tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help matrix wheels lint format test test-slow clean
+.PHONY: help matrix wheels lint format test test-slow check-cubins clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -50,6 +51,11 @@ test: lint
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "slow and not upstream" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# The gate for changes that must not change a kernel: compiles the matrix into CUBINS, compares with evidence/.
+check-cubins: $(RUN_STAMP)
+	@$(BIN)/fa4build matrix --cache-dir $(CUBINS)
+	@$(BIN)/python -m tests.check_cubins $(CUBINS)
 
 clean:
 	rm -rf $(VENV) $(DIST) build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def kernels_of(options):
     """The selected kernels whose compile is one call of the library: forwards."""
     from fa4build.families.registry import family_named
-    from fa4build.selection import Selection
+    from fa4build.matrix.selection import Selection
 
     selection = Selection(arches=(options.arch,), globs=tuple(options.select))
     found = family_named("flash-attn-4").expand(selection)
@@ -34,10 +34,10 @@ def kernels_of(options):
 
 def ours(kernels, jobs):
     """Seconds of a cold build."""
-    from fa4build.cache import Cache
     from fa4build.families.registry import family_named
+    from fa4build.matrix.selection import Selection
     from fa4build.pipeline import build_matrix
-    from fa4build.selection import Selection
+    from fa4build.store.cache import Cache
 
     with tempfile.TemporaryDirectory() as directory:
         started = time.monotonic()
@@ -87,8 +87,8 @@ def compile_share(payloads):
     from flash_attn.cute import interface
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from fa4build.codegen.extract.device_facts import StandInDevice, pretend
     from fa4build.families.flash_attn_4.compiling import forward_call
+    from fa4build.plan.extract.device_facts import StandInDevice, pretend
 
     pretend(cutlass.utils.HardwareInfo, StandInDevice(sm_count=148, l2_bytes=52_428_800))
     torch.cuda.current_device = lambda: 0

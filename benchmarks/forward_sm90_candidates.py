@@ -1,4 +1,5 @@
-"""Tuning candidates that forward_sm90_dev.py compiles, checks and times. Rows that won go to fa4build/tuning.py."""
+"""Tuning candidates that forward_sm90_dev.py compiles, checks and times. Rows that won go to
+fa4build/matrix/tuning.py."""
 
 from forward_sm90_dev import Candidate, tuned
 
@@ -13,7 +14,7 @@ NO_TURNS = {"ping_pong": False}
 
 
 def _full(head_dim: int) -> list[dict]:
-    """Tiles worth trying for a head_dim with no mask; the first is the row of fa4build/tuning.py."""
+    """Tiles worth trying for a head_dim with no mask; the first is the row of fa4build/matrix/tuning.py."""
     return {
         64: [tuned(3, 128, 3, **PERSISTENT), tuned(3, 128, 2, **PERSISTENT)],
         96: [tuned(3, 112, **PERSISTENT), tuned(3, 96, **PERSISTENT), tuned(3, 112, **PERSISTENT, **NO_TURNS)],

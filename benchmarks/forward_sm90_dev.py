@@ -81,7 +81,7 @@ def compile_candidate(candidate: Candidate):
     from cutlass import Float32, Int32
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    from kernels_src.forward_sm90 import ForwardSm90
+    from kernels_src.forward.sm90 import ForwardSm90
 
     dtype = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}[candidate.dtype]
     head_dim_v = candidate.head_dim_v or candidate.head_dim
@@ -411,7 +411,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--only", default="", help="regular expression over candidate names")
-    parser.add_argument("--rows-only", action="store_true", help="only the rows of fa4build/tuning.py")
+    parser.add_argument("--rows-only", action="store_true", help="only the rows of fa4build/matrix/tuning.py")
     parser.add_argument("--phases", default="check,time")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=4, help="launches of each candidate in a round")

@@ -22,9 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "fa4build" / "runtime")]
 
-from fa4build.backend import host_platform  # noqa: E402
-from fa4build.launcher_build import build_launcher, launcher_sources  # noqa: E402
-from fa4build.wheel import RUNTIME_DIR  # noqa: E402
+from fa4build.shipping.backend import host_platform  # noqa: E402
+from fa4build.shipping.launcher_build import build_launcher, launcher_sources  # noqa: E402
+from fa4build.shipping.wheel import RUNTIME_DIR  # noqa: E402
 
 REPEATS = 3
 CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0), "sm_103a": (10, 3)}

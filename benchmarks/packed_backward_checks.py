@@ -85,7 +85,7 @@ def check_backward(torch, chain, axes, case, generator):
 def noise(drawn, name):
     """What float32 sums alone may be off by, where the gradient is exactly 0 (one key in the window).
 
-    As fa4build/acceptance_backward.py for standard normal tensors, whose largest element is about 5; dq and dk are dS
+    As fa4build/cases/backward.py for standard normal tensors, whose largest element is about 5; dq and dk are dS
     times k and q.
     """
     factors = {"dq": 1, "dk": 0}.get(name)

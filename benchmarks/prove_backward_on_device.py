@@ -21,7 +21,7 @@ HEADS = ((2, 2), (4, 1))  # query heads, key heads
 UNEQUAL = ((1, 1000), (17, 2048), (129, 127), (1000, 129), (127, 1000), (2048, 1000))
 FILLS = ("large_logits", "rising", "zero_q", "one_key")
 REPEATS = 1000
-FLOAT32_NOISE = 2.0**-18  # fa4build/acceptance_backward.py, at head_dim 128; a sum's rounding grows with its terms
+FLOAT32_NOISE = 2.0**-18  # fa4build/cases/backward.py, at head_dim 128; a sum's rounding grows with its terms
 
 
 def cases_for(mask):

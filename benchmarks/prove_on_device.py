@@ -4,8 +4,8 @@
 
 Installs the wheels found in WHEEL_DIR into an empty directory, checks that no kernel compiler can be imported, runs the
 acceptance set against float64 references for every forward kernel of every pack that fits the GPU, and writes one JSON
-record (schema 1, see fa4build/evidence.py). `--timing` adds kernel times beside torch's attention backends, host time a
-call, import time and first-call time. Exit status 1 if any case fails.
+record (schema 1, see fa4build/store/evidence.py). `--timing` adds kernel times beside torch's attention backends, host
+time a call, import time and first-call time. Exit status 1 if any case fails.
 """
 
 import argparse

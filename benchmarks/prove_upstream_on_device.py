@@ -6,7 +6,7 @@ WHEEL_DIR holds the runtime wheel and a pack of the family `upstream`; PEERS_PAT
 `import flash_attn` (the JIT with its compiler). Per case, both get the same inputs and the outputs are compared bit by
 bit; gradients of queries that are summed in any order (non-deterministic) are compared by rounding. Then first call and
 host time in a process that has never seen a compiler, and kernel times side by side. The record is one of schema 1
-(fa4build/evidence.py), with `worst_ratio` 0 for equal bits. Exit status 1 if any case differs.
+(fa4build/store/evidence.py), with `worst_ratio` 0 for equal bits. Exit status 1 if any case differs.
 """
 
 import argparse

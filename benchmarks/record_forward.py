@@ -18,18 +18,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from raw_launch import Driver
 
-from fa4build.codegen.launch_plan import BytesParam, evaluate, failed_guard, plan_from_json, plan_to_json
-from fa4build.simulate.tensor_map import TensorMap, pack, repaired
+from fa4build.plan import BytesParam, evaluate, failed_guard, plan_from_json, plan_to_json
+from fa4build.simulate.hardware.tensor_map import TensorMap, pack, repaired
 from tests.simulate.forward_cases import CASES, VARIANTS, arrays_of, packed_text, scalars_of
 
 
 def compile_variants(directory):
     """Writes kernel.cubin, kernel.ptx and plan.json of every variant, each in its own folder."""
-    from fa4build.codegen.compile import compile_kernel
-    from fa4build.codegen.render import render
-    from fa4build.toolchain import current_toolchain
-    from fa4build.tuning import tuning_for
-    from fa4build.variants import parse_variant
+    from fa4build.compiling.compile import compile_kernel
+    from fa4build.compiling.render import render
+    from fa4build.compiling.toolchain import current_toolchain
+    from fa4build.matrix.tuning import tuning_for
+    from fa4build.matrix.variants import parse_variant
 
     for name in VARIANTS:
         variant, folder = parse_variant(name), directory / name

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from raw_launch import DidNotEnd, Driver
 
-from fa4build.simulate.tensor_map import pack
+from fa4build.simulate.hardware.tensor_map import pack
 from tests.simulate.probes.catalog import PROBES, ptx_digest
 from tests.simulate.probes.sweeps import SWEEPS, digest
 

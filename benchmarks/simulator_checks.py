@@ -13,12 +13,12 @@ import time
 
 import numpy as np
 
-from fa4build.acceptance import Case
+from fa4build.cases.forward import Case
+from fa4build.cases.schedules import RUNS
 from fa4build.simulate import launch
-from fa4build.simulate.barriers import Mbarrier
 from fa4build.simulate.checks.observer import Observer
-from fa4build.simulate.engine import AsyncOp
-from fa4build.verify_runs import RUNS
+from fa4build.simulate.hardware.engine import AsyncOp
+from fa4build.simulate.instructions.barriers import Mbarrier
 from tests.simulate.mutations.kernels import kept
 from tests.simulate.native import checks_library as native
 from tests.simulate.native.checks_machine import BASE, Machine, gang_of, program
@@ -189,9 +189,9 @@ _HOOKS = frozenset(
 
 
 def _kernel_rows(repeat: int) -> None:
-    from fa4build import verify_simulate
+    from fa4build.verify import simulated
 
-    verify_simulate.RUNS = RUNS[2:]
+    simulated.RUNS = RUNS[2:]
     for name, q, k in (("fwd-sm90a-bf16-hd64-full", 200, 756), ("fwd-sm100a-bf16-hd128-full", 200, 500)):
         kernel, case = kept(name), Case(name="measured", seqlen_q=q, seqlen_k=k)
         launch.Observer = _TimedObserver

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.cache import Cache
-from fa4build.codegen.launch_plan import plan_from_json
+from fa4build.plan import plan_from_json
 from fa4build.simulate import simulate
 from fa4build.simulate.native.build import library
 from fa4build.simulate.native.tables import table
 from fa4build.simulate.ptx.parser import parse_module
-from fa4build.verify_native import ENGINES, native_launches
+from fa4build.store.cache import Cache
+from fa4build.verify.native import ENGINES, native_launches
 
 SEQLEN, HEAD_DIM = 512, 128
 RUNS = (("functional, first", {}), ("functional, again", {}), ("with checks", {"checks": True}))

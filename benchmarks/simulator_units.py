@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.simulate import float_formats as ff
-from fa4build.simulate import lg2_unit, mufu
-from fa4build.simulate.float_alu import fma32, fmax
-from fa4build.simulate.tensor_core import mma_tile
+from fa4build.simulate.instructions.float_alu import fma32, fmax
+from fa4build.simulate.units import float_formats as ff
+from fa4build.simulate.units import lg2_unit, mufu
+from fa4build.simulate.units.tensor_core import mma_tile
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parent / "fa4build" / "simulate" / "native"

@@ -110,10 +110,10 @@ def time_upstream(case: Case) -> dict:
     """Compiles upstream's kernel and times it at two lengths."""
     import numpy as np
 
-    from fa4build.codegen.launch_plan import evaluate
+    from fa4build.plan import evaluate
     from fa4build.simulate import simulate_launch
-    from fa4build.simulate.timing_attention import BLOCKS, steady_state
-    from fa4build.simulate.timing_model import time_launch
+    from fa4build.timing.attention import BLOCKS, steady_state
+    from fa4build.timing.replay import time_launch
     from tests.simulate.upstream_trace import Host, trace
 
     def operator(torch, interface):
@@ -169,11 +169,11 @@ def _call(torch, interface, case: Case, seqlen_q: int, seqlen_k: int) -> tuple:
 
 def time_ours(case: Case, cache_dir: Path) -> dict:
     """Times our kernel from the cache."""
-    from fa4build.cache import Cache
-    from fa4build.codegen.launch_plan import plan_from_json
+    from fa4build.matrix.variants import parse_variant
     from fa4build.pipeline import find_cached, require_cached
-    from fa4build.simulate.timing_attention import time_backward, time_forward
-    from fa4build.variants import parse_variant
+    from fa4build.plan import plan_from_json
+    from fa4build.store.cache import Cache
+    from fa4build.timing.attention import time_backward, time_forward
 
     cache = Cache(cache_dir)
     (entry,) = require_cached(find_cached((parse_variant(case.ours),), cache))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fa4build.codegen.compile import check_server, start_server
-from fa4build.codegen.render import kernels_source_dir
+from fa4build.compiling.compile import check_server, start_server
+from fa4build.compiling.executors import BYTES_PER_COMPILE, available_memory_bytes, worker_count
+from fa4build.compiling.render import kernels_source_dir
+from fa4build.compiling.toolchain import DSL_VERSION, current_toolchain, damaged_files, refuse_steering
 from fa4build.errors import Fa4BuildError
-from fa4build.executors import BYTES_PER_COMPILE, available_memory_bytes, worker_count
-from fa4build.toolchain import DSL_VERSION, current_toolchain, damaged_files, refuse_steering
 
 MIN_FREE_BYTES = 1 << 30
 """Disk space below which a build is likely to run out: a full matrix with PTX and logs takes a few hundred MB."""

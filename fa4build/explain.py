@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4build.arch import Arch, arch_named
-from fa4build.axes import Variant
-from fa4build.codegen.render import render
-from fa4build.tuning import Tuning, TuningRow, exp2_mode, has_tuning, tuning_for, tuning_row_for
-from fa4build.tuning_backward import BackwardTuningRow
-from fa4build.variants import kernel_for, refusals, variant_axes
+from fa4build.compiling.render import render
+from fa4build.matrix.arch import Arch, arch_named
+from fa4build.matrix.axes import Variant
+from fa4build.matrix.tuning import Tuning, TuningRow, exp2_mode, has_tuning, tuning_for, tuning_row_for
+from fa4build.matrix.tuning_backward import BackwardTuningRow
+from fa4build.matrix.variants import kernel_for, refusals, variant_axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fa4build.cache import Cache, CacheEntry
-from fa4build.codegen.compile import TIMEOUT_S, CompileOptions, Cubin
-from fa4build.codegen.launch_plan import plan_to_json
+from fa4build.compiling.compile import TIMEOUT_S, CompileOptions, Cubin
+from fa4build.compiling.executors import Executor, Finished, LocalExecutor
+from fa4build.compiling.toolchain import Toolchain, current_toolchain
 from fa4build.errors import CompileError, Fa4BuildError, NotCachedError
-from fa4build.executors import Executor, Finished, LocalExecutor
 from fa4build.families.interface import Buildable, Family, Recipe
 from fa4build.families.registry import family_named
-from fa4build.selection import Selection
-from fa4build.toolchain import Toolchain, current_toolchain
+from fa4build.matrix.selection import Selection
+from fa4build.plan import plan_to_json
+from fa4build.store.cache import Cache, CacheEntry
 
 _LOCK_RETRY_S = 0.1
 

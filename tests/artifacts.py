@@ -6,10 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from fa4build.evidence import Evidence
-from fa4build.manifest import Facts
-from fa4build.pack import Artifact
 from fa4build.runtime.fa4_kernels.evidence import RECORD_FIELD, record_digest
+from fa4build.shipping.manifest import Facts
+from fa4build.shipping.pack import Artifact
+from fa4build.store.evidence import Evidence
 from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
 from tests.summaries import summary
 

@@ -5,8 +5,8 @@ Valid or refused, written or not: whatever has an id can be explained.
 
 import pytest
 
-from fa4build.axes import parse_axes
 from fa4build.explain import explain
+from fa4build.matrix.axes import parse_axes
 
 
 def test_a_written_variant_is_explained_in_full():
@@ -32,7 +32,7 @@ def test_a_written_variant_is_explained_in_full():
     assert explanation.tuning.source
     assert "native" == explanation.exp2_mode
     assert "fwd_sm90.py.j2" == explanation.template
-    assert "kernels_src/forward_sm90.py" in dict(explanation.dependencies)
+    assert "kernels_src/forward/sm90.py" in dict(explanation.dependencies)
 
 
 def test_a_valid_variant_without_a_kernel_shows_the_tuning_it_will_have():

@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fa4build"
 RUNTIME = "fa4build.runtime"
+WORKER = "fa4build.compiling.compile_worker"
 
 
 def module_name(path: Path) -> str:
-    """`fa4build.codegen.render` for its file; a package for its __init__."""
+    """`fa4build.compiling.render` for its file; a package for its __init__."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -63,34 +64,82 @@ def test_imports_run_one_way():
     assert len(FILES) == len(order)
 
 
+# Rooms from the ground up. A module imports its own room and those before it.
+FLOORS = (
+    *("errors", "files", "runtime", "matrix", "plan", "cases", "store", "compiling", "simulate", "timing", "numerics"),
+    *("families", "pipeline", "explain", "doctor", "verify", "shipping", "report", "cli"),
+)
+# The same inside `simulate`, whose own modules come last.
+SIMULATOR_FLOORS = (
+    *("ptx", "units", "hardware", "translate", "instructions", "checks", "native"),
+    *("program", "launch", "plan_launch"),
+)
+MAX_ROOMS, MAX_MODULES = 22, 16
+# Why they may be larger is in CONTRIBUTING.md, "Where things are".
+MAY_BE_LARGER = {"fa4build/cli", "fa4build/runtime/fa4_kernels"}
+
+
+def climbs(floors: tuple[str, ...], depth: int, within: str) -> list[tuple[str, str]]:
+    """Imports (from, to) that lead to a higher floor; the room is the part at `depth` of a module's name."""
+
+    def floor(module: str) -> int | None:
+        parts = module.split(".")
+        return floors.index(parts[depth]) if module.startswith(f"{within}.") and module in FILES else None
+
+    levels = [(name, floor(name), module, floor(module)) for name in FILES for module in GRAPH[name]]
+    return [(a, b) for a, low, b, high in levels if low is not None and high is not None and high > low]
+
+
+def test_no_room_reaches_up():
+    """The order of the floors is the order of CONTRIBUTING's arrow; a new room takes its place in it."""
+    assert [] == climbs(FLOORS, 1, "fa4build")
+    assert [] == climbs(SIMULATOR_FLOORS, 2, "fa4build.simulate")
+
+
+def test_every_room_has_a_floor():
+    """Nothing stands beside the order. Native sources beside the simulator's are no modules."""
+    rooms = {name.split(".")[1] for name in FILES if name.count(".")}
+    inner = {name.split(".")[2] for name in FILES if name.startswith("fa4build.simulate.")}
+
+    assert rooms == set(FLOORS)
+    assert inner <= set(SIMULATOR_FLOORS)
+
+
+def test_no_room_is_crowded():
+    """A folder that nobody can read at a glance is two folders."""
+    files = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in files} - {"__init__.py"}
+    modules: dict[str, int] = {}
+    for path in FILES.values():
+        if path.name != "__init__.py":
+            folder = path.parent.relative_to(ROOT).as_posix()
+            modules[folder] = modules.get(folder, 0) + 1
+
+    assert len(rooms) <= MAX_ROOMS
+    assert {} == {folder: n for folder, n in modules.items() if n > MAX_MODULES and folder not in MAY_BE_LARGER}
+
+
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("fa4build.errors", set()),
-        ("fa4build.arch", {"fa4build.errors"}),
-        ("fa4build.axes", {"fa4build.errors", "fa4build.arch"}),
-        ("fa4build.spec", {"fa4build.errors", "fa4build.arch"}),
-        ("fa4build.selection", {"fa4build.spec"}),
-        (
-            "fa4build.variants",
-            {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.selection", "fa4build.spec"},
-        ),
-        ("fa4build.tuning_backward", {"fa4build.axes"}),
-        (
-            "fa4build.tuning",
-            {"fa4build.errors", "fa4build.arch", "fa4build.axes", "fa4build.tuning_backward"},
-        ),
-        ("fa4build.codegen.signature", {"fa4build.errors", "fa4build.axes", "fa4build.runtime.fa4_kernels.abi"}),
-        ("fa4build.codegen.context", {"fa4build.axes", "fa4build.tuning", "fa4build.codegen.signature"}),
-        (
-            "fa4build.codegen.render",
-            {"fa4build.errors", "fa4build.axes", "fa4build.tuning", "fa4build.variants", "fa4build.codegen.context"},
-        ),
+        ("errors", set()),
+        ("matrix.arch", {"errors"}),
+        ("matrix.axes", {"errors", "matrix.arch"}),
+        ("matrix.spec", {"errors", "matrix.arch"}),
+        ("matrix.selection", {"matrix.spec"}),
+        ("matrix.variants", {"errors", "matrix.arch", "matrix.axes", "matrix.selection", "matrix.spec"}),
+        ("matrix.tuning_backward", {"matrix.axes"}),
+        ("matrix.tuning", {"errors", "matrix.arch", "matrix.axes", "matrix.tuning_backward"}),
+        ("compiling.signature", {"errors", "matrix.axes", "runtime.fa4_kernels.abi"}),
+        ("compiling.context", {"matrix.axes", "matrix.tuning", "compiling.signature"}),
+        ("compiling.render", {"errors", "matrix.axes", "matrix.tuning", "matrix.variants", "compiling.context"}),
     ],
 )
 def test_the_first_values_of_the_pipeline_know_only_what_comes_before(name, allowed):
-    """Selection -> Variant -> Tuning -> KernelSource: no stage reaches ahead."""
-    assert allowed >= {module for module in GRAPH[name] if module.startswith("fa4build")}
+    """Selection -> Variant -> Tuning -> KernelSource: no stage reaches ahead, also within a room."""
+    imported = {module.removeprefix("fa4build.") for module in GRAPH[f"fa4build.{name}"] if module in FILES}
+
+    assert allowed >= imported
 
 
 def test_nothing_imports_the_command_line_but_itself():
@@ -114,22 +163,22 @@ def test_the_compiler_is_imported_by_code_generation_alone():
     """Everything else works, and starts fast, without it. What a family runs in the compile process may, inside."""
     users = {name for name in FILES if "cutlass" in imported_tops(name)}
 
-    assert all(name.startswith(("fa4build.codegen.", "fa4build.families.")) for name in users)
-    assert not users & {f"fa4build.codegen.{name}" for name in ("signature", "context", "render")}
+    assert all(name == WORKER or name.startswith("fa4build.families.") for name in users)
 
 
 # What is attention, and what is one family's: variants, tuning, rendered text, acceptance cases, the adapters.
 OF_A_FAMILY = {
-    *(f"fa4build.{name}" for name in ("axes", "variants", "tuning", "acceptance")),
-    *(f"fa4build.codegen.{name}" for name in ("render", "context", "signature")),
+    *(f"fa4build.matrix.{name}" for name in ("axes", "variants", "tuning")),
+    *(f"fa4build.cases.{name}" for name in ("forward", "backward", "varlen", "varlen_backward", "of_variant")),
+    *(f"fa4build.compiling.{name}" for name in ("render", "context", "signature")),
     *(f"fa4build.families.{name}" for name in ("fa4", "quack", "flash_attn_4")),
 }
 CORE = (
-    *("arch", "cache", "evidence", "executors", "files", "launcher_build", "manifest", "pack", "pipeline", "release"),
-    *("sbom", "selection", "toolchain", "wheel", "wheel_file", "families.interface", "families.registry"),
-    *("families.kernels", "families.tracing", "codegen.cubin", "codegen.fork_server", "codegen.launch_plan"),
-    *(name.removeprefix("fa4build.") for name in FILES if name.startswith("fa4build.codegen.extract")),
-    *(name.removeprefix("fa4build.") for name in FILES if name.startswith("fa4build.codegen.plan_")),
+    *("files", "pipeline", "matrix.arch", "matrix.selection", "store.cache", "store.evidence"),
+    *(f"compiling.{name}" for name in ("cubin", "executors", "fork_server", "toolchain")),
+    *(f"shipping.{name}" for name in ("launcher_build", "manifest", "pack", "release", "sbom", "wheel", "wheel_file")),
+    *(f"families.{name}" for name in ("interface", "registry", "kernels", "tracing")),
+    *(name.removeprefix("fa4build.") for name in FILES if f"{name}.".startswith("fa4build.plan.")),
 )
 
 
@@ -152,7 +201,7 @@ def test_only_the_command_line_prints_or_exits():
 
 def _is_worker(name: str) -> bool:
     """Modules that are the main program of a process of their own."""
-    return name in ("fa4build.codegen.compile_worker", "fa4build.codegen.fork_server")
+    return name in (WORKER, "fa4build.compiling.fork_server")
 
 
 WATCH = """
@@ -204,7 +253,13 @@ def watched_import(*modules: str) -> tuple[list, list]:
 
 def test_importing_the_matrix_touches_nothing_and_loads_nothing_heavy():
     """No file, environment variable, torch or compiler, from fa4build to rendering."""
-    modules = ("fa4build", "fa4build.variants", "fa4build.tuning", "fa4build.explain", "fa4build.codegen.signature")
+    modules = (
+        "fa4build",
+        "fa4build.matrix.variants",
+        "fa4build.matrix.tuning",
+        "fa4build.explain",
+        "fa4build.compiling.signature",
+    )
 
     assert ([], []) == watched_import(*modules)
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.axes import Variant, parse_axes
-from fa4build.cache import Cache, key_of
-from fa4build.codegen.compile import CompileOptions, CompileRequest, Cubin
-from fa4build.codegen.launch_plan import plan_from_json
+from fa4build.compiling.compile import CompileOptions, CompileRequest, Cubin
+from fa4build.compiling.executors import Finished
 from fa4build.errors import CompileError, Fa4BuildError, LaunchPlanError, NotCachedError, RenderError
-from fa4build.executors import Finished
+from fa4build.matrix.axes import Variant, parse_axes
+from fa4build.matrix.variants import valid_variants
 from fa4build.pipeline import Build, BuildReport, Event, Recipe, require_cached, shard
-from fa4build.variants import valid_variants
+from fa4build.plan import plan_from_json
+from fa4build.store.cache import Cache, key_of
 
 NAMES = tuple(f"fwd-sm90a-bf16-hd{head_dim}-{mask}" for head_dim in (64, 128, 256) for mask in ("full", "causal"))
 VARIANTS = tuple(map(parse_axes, NAMES))

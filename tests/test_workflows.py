@@ -93,7 +93,7 @@ def _serving(identifier: str) -> list[str]:
     """The platforms whose wheel an interpreter (`cp314t-manylinux_x86_64`) of its machine installs."""
     from packaging.tags import cpython_tags, parse_tag
 
-    from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
+    from fa4build.shipping.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
 
     python, _, platform = identifier.partition("-")
     machine = platform.removeprefix("manylinux_")
@@ -105,9 +105,9 @@ def _serving(identifier: str) -> list[str]:
 
 def test_the_project_that_cibuildwheel_builds_gives_the_wheel_of_the_bundle(tmp_path: Path) -> None:
     """Equal bytes, whether pip asks the project on this machine or fa4build makes it for this machine from anywhere."""
-    from fa4build.backend import host_platform
-    from fa4build.index import file_sha256
-    from fa4build.wheel import write_runtime_wheel
+    from fa4build.shipping.backend import host_platform
+    from fa4build.shipping.index import file_sha256
+    from fa4build.shipping.wheel import write_runtime_wheel
     from tests.artifacts import COMPILER_CACHE
 
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

@@ -1,9 +1,9 @@
 """A small kernel with the argument list of the dense forward, and compiles of it. For tests; computes no attention."""
 
-from fa4build.codegen.compile import WORKER, CompileRequest
-from fa4build.codegen.context import context_for
-from fa4build.tuning import tuning_for
-from fa4build.variants import parse_variant
+from fa4build.compiling.compile import WORKER, CompileRequest
+from fa4build.compiling.context import context_for
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import parse_variant
 
 VARIANT_ID = "fwd-sm90a-bf16-hd64-full"
 

@@ -21,7 +21,7 @@ from fa4build.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from fa4build.bundle import Bundle
+    from fa4build.shipping.bundle import Bundle
 
 
 @click.command("bundle")
@@ -79,11 +79,11 @@ def command(
     """
     import tempfile
 
-    from fa4build.bundle import check_target, write_bundle
+    from fa4build.compiling.toolchain import refuse_steering
     from fa4build.families.registry import family_named
-    from fa4build.release import ALL_PLATFORMS, write_wheels
-    from fa4build.signing import load_key
-    from fa4build.toolchain import refuse_steering
+    from fa4build.shipping.bundle import check_target, write_bundle
+    from fa4build.shipping.release import ALL_PLATFORMS, write_wheels
+    from fa4build.shipping.signing import load_key
 
     refuse_steering(os.environ)
     check_target(out)

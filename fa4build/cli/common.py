@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from fa4build.cache import Cache
-    from fa4build.variants import Selection
+    from fa4build.matrix.variants import Selection
+    from fa4build.store.cache import Cache
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -74,21 +74,21 @@ def selection_options(command: Command) -> Command:
 
 def selection(arches: Sequence[str], globs: Sequence[str], spec: Path | None) -> "Selection":
     """The value of the selection options."""
-    from fa4build.variants import Selection
+    from fa4build.matrix.variants import Selection
 
     return Selection(arches=tuple(arches), globs=tuple(globs), spec=spec)
 
 
 def open_cache(cache_dir: Path | None, remote: str | None = None, remote_write: bool = False) -> "Cache":
     """The cache that `--cache-dir` names, or the user's; in front of the remote one, if there is one."""
-    from fa4build.cache import Cache
+    from fa4build.store.cache import Cache
 
     root = cache_dir or default_cache_dir()
     if not remote:
         if remote_write:
             raise click.UsageError("--remote-cache-write needs --remote-cache URL.")
         return Cache(root)
-    from fa4build.remote_cache import SharedCache, store_at
+    from fa4build.store.remote_cache import SharedCache, store_at
 
     try:
         return SharedCache(root, store_at(remote), writes=remote_write)
@@ -115,7 +115,7 @@ def note(message: str) -> None:
 
 def evidence_line(wheels: Iterable[Path]) -> str:
     """What the kernels of these wheels have passed: `evidence: 2 kernels simulated, 1 none`; empty without a pack."""
-    from fa4build.release import evidence_counts
+    from fa4build.shipping.release import evidence_counts
 
     counts = [(count, level) for level, count in evidence_counts(wheels).items()]
     told = [f"{count} {'kernel' if count == 1 else 'kernels'} {level}" for count, level in counts[:1]]

@@ -9,7 +9,7 @@ import click
 from fa4build.cli.common import family_option, json_option, print_json, selection, selection_options
 
 if TYPE_CHECKING:
-    from fa4build.coverage import Coverage
+    from fa4build.shipping.coverage import Coverage
 
 _SHOWN = 10
 
@@ -49,10 +49,10 @@ def command(
       fa4build coverage out/ --against api --arch sm90 --arch sm100
       fa4build coverage --family flash-attn-4      operators of another family, by the rules of their recipes
     """
-    from fa4build.coverage import cover, installed_form, judged, made_for
-    from fa4build.coverage_family import cover_family
     from fa4build.errors import CoverageError
     from fa4build.families.registry import DEFAULT, family_named
+    from fa4build.shipping.coverage import cover, installed_form, judged, made_for
+    from fa4build.shipping.coverage_family import cover_family
 
     family = family_named(family_name)
     wanted = family.expand(selection(arches, globs, spec)) if arches or globs or spec else ()

@@ -10,10 +10,10 @@ from fa4build.cli.common import cache_dir_option, family_option, human_bytes, js
 from fa4build.errors import ToolchainError
 
 if TYPE_CHECKING:
-    from fa4build.axes import Variant
-    from fa4build.cache import Cache
     from fa4build.explain import Explanation
     from fa4build.families.interface import Family
+    from fa4build.matrix.axes import Variant
+    from fa4build.store.cache import Cache
 
 
 _CALLERS_SHOWN = 4
@@ -36,9 +36,9 @@ def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: 
       fa4build explain fwd-sm90a-e4m3-hd128-full      a refused one: the reasons
       fa4build explain --family flash-attn-4 fwd-sm90a-bf16-hd128-causal-r4
     """
-    from fa4build.axes import parse_axes
     from fa4build.explain import explain
     from fa4build.families.registry import DEFAULT, family_named
+    from fa4build.matrix.axes import parse_axes
 
     family = family_named(family_name)
     if family.name != DEFAULT:
@@ -55,9 +55,9 @@ def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: 
 
 def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) -> None:
     """A kernel of another family: its axes, the operators that call it, and what its compile gave."""
-    from fa4build.arch import arch_named
     from fa4build.errors import NothingSelectedError
-    from fa4build.selection import Selection
+    from fa4build.matrix.arch import arch_named
+    from fa4build.matrix.selection import Selection
 
     chosen = family.expand(Selection(globs=(name,)))
     if len(chosen) > 1:
@@ -91,9 +91,9 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
 
 def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dict[str, Any] | None:
     """What the cache holds for a variant as it would be built now, with its evidence; None if nothing."""
-    from fa4build.evidence import committed_in, evidence_for, subject_of
     from fa4build.pipeline import find_cached
-    from fa4build.release import committed_evidence
+    from fa4build.shipping.release import committed_evidence
+    from fa4build.store.evidence import committed_in, evidence_for, subject_of
 
     try:
         (_, entry), *_ = find_cached([variant], cache, family=family)

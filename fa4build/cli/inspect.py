@@ -8,7 +8,7 @@ import click
 from fa4build.cli.common import json_option, print_json, print_table
 
 if TYPE_CHECKING:
-    from fa4build.inspect import Report
+    from fa4build.shipping.inspect import Report
 
 
 @click.command("inspect")
@@ -24,7 +24,7 @@ def command(file: Path, as_json: bool) -> None:
       fa4build inspect dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build inspect kernel.cubin
     """
-    from fa4build.inspect import inspect_file
+    from fa4build.shipping.inspect import inspect_file
 
     report = inspect_file(file)
     if as_json:

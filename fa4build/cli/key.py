@@ -30,7 +30,7 @@ def new(name: str, out_dir: Path, as_json: bool) -> None:
       fa4build key new --name release
       fa4build wheel --arch sm90 --sign release.key
     """
-    from fa4build.signing import new_key
+    from fa4build.shipping.signing import new_key
 
     private_path, public_path, key = new_key(out_dir, name)
     if as_json:
@@ -50,7 +50,7 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       fa4build key show release.key
     """
-    from fa4build.signing import read_public_key
+    from fa4build.shipping.signing import read_public_key
 
     key_id, pem = read_public_key(file)
     if as_json:

@@ -10,7 +10,7 @@ from fa4build.cli.common import cache_dir_option, json_option, open_cache, print
 from fa4build.errors import NothingSelectedError, ToolchainError
 
 if TYPE_CHECKING:
-    from fa4build.axes import Variant
+    from fa4build.matrix.axes import Variant
 
 
 @click.command("list")
@@ -39,8 +39,8 @@ def command(
       fa4build list --arch sm100 --all             and what is planned
       fa4build list --refused --select '*2cta*'    what cannot be, and why
     """
-    from fa4build.arch import arch_named
-    from fa4build.variants import kernel_written, reasons_on_request, refused_variants, valid_variants
+    from fa4build.matrix.arch import arch_named
+    from fa4build.matrix.variants import kernel_written, reasons_on_request, refused_variants, valid_variants
 
     wanted_arches = {arch_named(name).name for name in arches}
 

@@ -24,10 +24,10 @@ from fa4build.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from fa4build.cache import Cache
     from fa4build.families.interface import Family
+    from fa4build.matrix.variants import Selection
     from fa4build.pipeline import BuildReport, Event, Outcome
-    from fa4build.variants import Selection
+    from fa4build.store.cache import Cache
 
 
 def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, int]:
@@ -97,8 +97,8 @@ def command(
       fa4build matrix --assert-cached                 prove that nothing is left to compile
       fa4build matrix --family flash-attn-4 --arch sm90    upstream's kernels
     """
+    from fa4build.compiling.toolchain import refuse_steering
     from fa4build.families.registry import family_named
-    from fa4build.toolchain import refuse_steering
 
     refuse_steering(os.environ)
     if misses is not None:
@@ -128,7 +128,7 @@ def command(
 def _from_misses(path: Path, write_spec: Path | None) -> tuple[str, ...]:
     """Ids to build; those that cannot be built are told, with reasons. Writes the specification if asked to."""
     from fa4build.files import write_atomically
-    from fa4build.misses import plan_for, read_misses, spec_text
+    from fa4build.matrix.misses import plan_for, read_misses, spec_text
 
     plan = plan_for(read_misses(path))
     text = spec_text(plan, path.name)

@@ -58,9 +58,9 @@ def command(
       fa4build report --out report.html --pack dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build report --json
     """
-    from fa4build.release import committed_evidence
     from fa4build.report.collect import collect
     from fa4build.report.page import write_report
+    from fa4build.shipping.release import committed_evidence
 
     evidence_dirs = evidence_dirs or committed_evidence()
     if out_file is None and not as_json:

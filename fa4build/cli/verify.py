@@ -12,8 +12,8 @@ import click
 from fa4build.cli.common import cache_dir_option, family_option, json_option, note, open_cache, print_json
 
 if TYPE_CHECKING:
-    from fa4build.cache import Cache
-    from fa4build.verify import Check, Event, VerifyReport
+    from fa4build.store.cache import Cache
+    from fa4build.verify.levels import Check, Event, VerifyReport
 
 STATUSES = ("passed", "known", "failed", "unproven")
 NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has one tends to have many
@@ -128,8 +128,8 @@ def command(
             raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
-    from fa4build.verify import Options, built_variants, family_kernels, keep_simulated, verify
-    from fa4build.verify_static import BASELINE_DIR
+    from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify
+    from fa4build.verify.static import BASELINE_DIR
 
     family = family_named(family_name)
     if keep and not (simulate and family.name == DEFAULT):
@@ -161,8 +161,8 @@ def command(
 
 def _evidence_dir(given: Path | None) -> Path:
     """Where records are kept. Raises: UsageError when nothing says where, and this is no checkout."""
-    from fa4build.release import EVIDENCE_DIR
-    from fa4build.wheel import checkout_root
+    from fa4build.shipping.release import EVIDENCE_DIR
+    from fa4build.shipping.wheel import checkout_root
 
     if given is None and checkout_root() is None:
         raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
@@ -170,7 +170,7 @@ def _evidence_dir(given: Path | None) -> Path:
 
 
 def _jobs(jobs: int | None) -> int:
-    from fa4build.executors import worker_count
+    from fa4build.compiling.executors import worker_count
 
     return worker_count(jobs)
 
@@ -186,7 +186,7 @@ def find_nvdisasm() -> Path | None:
 
 def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: bool) -> int:
     """Check and keep a record from a GPU."""
-    from fa4build.verify import install_record
+    from fa4build.verify.levels import install_record
 
     kept = install_record(record, cache, _evidence_dir(evidence_dir))
     if as_json:
@@ -201,8 +201,8 @@ def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: b
 
 def _time(globs: tuple[str, ...], arches: tuple[str, ...], cache: "Cache", as_json: bool) -> int:
     """Time kernels in the model: a line each, or one document."""
-    from fa4build.verify import built_variants
-    from fa4build.verify_timing import is_timed, time_variants
+    from fa4build.verify.levels import built_variants
+    from fa4build.verify.timed import is_timed, time_variants
 
     chosen = built_variants(arches, globs)
     found = []

@@ -12,8 +12,8 @@ from fa4build.cli.common import jobs_option, json_option, print_json
 
 if TYPE_CHECKING:
     from fa4build.families.interface import Family
-    from fa4build.rebuild import Rebuild
-    from fa4build.selection import Selection
+    from fa4build.matrix.selection import Selection
+    from fa4build.shipping.rebuild import Rebuild
 
 
 @click.command("verify-rebuild")
@@ -37,10 +37,10 @@ def command(wheel: Path, jobs: int | None, cache_dir: Path | None, as_json: bool
       fa4build verify-rebuild dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build verify-rebuild dist/fa4_kernels-0.1.0-cp310-abi3-manylinux_2_28_aarch64.whl
     """
-    from fa4build.cache import Cache
+    from fa4build.compiling.toolchain import refuse_steering
     from fa4build.errors import RebuildError
-    from fa4build.rebuild import rebuild
-    from fa4build.toolchain import refuse_steering
+    from fa4build.shipping.rebuild import rebuild
+    from fa4build.store.cache import Cache
 
     refuse_steering(os.environ)
     with tempfile.TemporaryDirectory(prefix="fa4build-rebuild-") as scratch:

@@ -24,10 +24,10 @@ from fa4build.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from fa4build.cache import Cache
     from fa4build.families.interface import Family
-    from fa4build.selection import Selection
-    from fa4build.wheel import WrittenWheel
+    from fa4build.matrix.selection import Selection
+    from fa4build.shipping.wheel import WrittenWheel
+    from fa4build.store.cache import Cache
 
 
 @click.command("wheel")
@@ -103,10 +103,10 @@ def command(
       fa4build wheel --arch sm90 --platform x86_64 --single-file
       fa4build wheel --family flash-attn-4 --arch sm90 --no-runtime
     """
+    from fa4build.compiling.toolchain import refuse_steering
     from fa4build.families.registry import family_named
-    from fa4build.release import ALL_PLATFORMS, write_wheels
-    from fa4build.signing import load_key
-    from fa4build.toolchain import refuse_steering
+    from fa4build.shipping.release import ALL_PLATFORMS, write_wheels
+    from fa4build.shipping.signing import load_key
 
     refuse_steering(os.environ)
     if no_runtime and platforms:
@@ -146,9 +146,9 @@ def _compile_sample(
     wanted: "Selection", cache: "Cache", family: "Family", jobs: int | None, allow_spills: bool
 ) -> None:
     """Compile what forecasts need. A kernel that fails is reported, and missing in the forecast."""
-    from fa4build.budget import sample_of, traits_of
     from fa4build.cli.matrix import build
-    from fa4build.selection import Selection
+    from fa4build.matrix.selection import Selection
+    from fa4build.shipping.budget import sample_of, traits_of
 
     kernels = family.expand(wanted)
     globs = tuple(
@@ -169,9 +169,9 @@ def _dry_run(
     as_json: bool,
 ) -> int:
     """Names and sizes of the wheels, and the variants that would be compiled first."""
-    from fa4build.launcher_build import platform_named
-    from fa4build.release import forecasts
-    from fa4build.wheel import RUNTIME_NAME
+    from fa4build.shipping.launcher_build import platform_named
+    from fa4build.shipping.release import forecasts
+    from fa4build.shipping.wheel import RUNTIME_NAME
 
     found = forecasts(wanted, cache, family=family, limit_bytes=limit)
     runtimes = [f"{RUNTIME_NAME} ({platform_named(host).name})" for host in hosts]

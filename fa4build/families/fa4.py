@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fa4build.arch import arch_named
-from fa4build.axes import Variant
-from fa4build.cache import canonical, key_inputs, key_of
-from fa4build.codegen.compile import CompileOptions, request_for
-from fa4build.codegen.render import render
-from fa4build.codegen.signature import signature_for, spec_for
+from fa4build.compiling.compile import CompileOptions, request_for
+from fa4build.compiling.render import render
+from fa4build.compiling.signature import signature_for, spec_for
+from fa4build.compiling.toolchain import Toolchain
 from fa4build.families.interface import Family, Recipe
-from fa4build.toolchain import Toolchain
-from fa4build.tuning import tuning_for
-from fa4build.variants import expand_matrix, use_rule
+from fa4build.matrix.arch import arch_named
+from fa4build.matrix.axes import Variant
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import expand_matrix, use_rule
+from fa4build.store.cache import canonical, key_inputs, key_of
 
 
 def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:

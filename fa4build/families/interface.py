@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from fa4build.codegen.compile import CompileOptions, CompileRequest, Worker
+from fa4build.compiling.compile import CompileOptions, CompileRequest, Worker
+from fa4build.compiling.toolchain import Toolchain
 from fa4build.families.proof import ProofCase
-from fa4build.selection import Selection
-from fa4build.toolchain import Toolchain
+from fa4build.matrix.selection import Selection
 
 RUNTIME_NAME = "fa4-kernels"
 

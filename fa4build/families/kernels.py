@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from fa4build.arch import ARCHES, arch_named
-from fa4build.cache import key_inputs, key_of
-from fa4build.codegen.compile import WORKER, CompileOptions, CompileRequest, Worker
+from fa4build.compiling.compile import WORKER, CompileOptions, CompileRequest, Worker
+from fa4build.compiling.toolchain import Toolchain, installed_distribution
 from fa4build.errors import NothingSelectedError, ToolchainError, VariantError
 from fa4build.families.interface import RUNTIME_NAME, Buffer, Family, Input, OpRecipe, Recipe, Scalar, Step
 from fa4build.families.sources import Ingredients, ingredients
-from fa4build.selection import Selection
-from fa4build.toolchain import Toolchain, installed_distribution
+from fa4build.matrix.arch import ARCHES, arch_named
+from fa4build.matrix.selection import Selection
+from fa4build.store.cache import key_inputs, key_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fa4build.codegen.compile_worker import HostFunction
+from fa4build.compiling.compile_worker import HostFunction
 from fa4build.families.interface import Family, Input, OpRecipe, Scalar
 from fa4build.families.kernels import TORCH_WORKER, FamilyKernel, Pinned, kernel_family, licence_files, one_step
 

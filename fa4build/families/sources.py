@@ -2,7 +2,8 @@
 
 The file of a compile function's module is a source, and so is every module that it imports, packages' `__init__` among
 them, as far as imports are statements. Modules of installed distributions bring the whole distribution instead. What is
-found in no such way is refused in the compile process (`codegen.inputs_read`), so nothing rests on this being complete.
+found in no such way is refused in the compile process (`compiling.inputs_read`), so nothing rests on this being
+complete.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
-from fa4build.codegen import inputs_read
+from fa4build.compiling import inputs_read
+from fa4build.compiling.toolchain import record_sha256
 from fa4build.errors import VariantError
-from fa4build.toolchain import record_sha256
 
 _BUILDER = Path(__file__).resolve().parents[1]
 _FAMILIES = Path(__file__).resolve().parent

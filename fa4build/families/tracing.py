@@ -18,12 +18,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fa4build.codegen import compile_worker
-from fa4build.codegen.compile_worker import HostFunction
-from fa4build.codegen.extract.device_facts import StandInDevice, pretend
+from fa4build.compiling import compile_worker
+from fa4build.compiling.compile_worker import HostFunction
 from fa4build.errors import CompileError
 from fa4build.families.interface import Input, Scalar
 from fa4build.families.kernel_views import KernelViews
+from fa4build.plan.extract.device_facts import StandInDevice, pretend
 
 DEVICES = (
     StandInDevice(sm_count=143, l2_bytes=52_428_815),

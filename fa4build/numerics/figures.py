@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from fa4build.arch import arch_named
 from fa4build.errors import VariantError
+from fa4build.matrix.arch import arch_named
+from fa4build.matrix.tuning import Tuning, check_tuning, tuning_for
+from fa4build.matrix.variants import parse_variant
 from fa4build.numerics import experiments
 from fa4build.numerics.exp2 import Exp2Error, exp2_error
 from fa4build.numerics.experiments import FLAT, PEAKED, RISING, STEEP, Lag, Scores
 from fa4build.numerics.kernel_blocks import polynomials
 from fa4build.numerics.roofline import backward_bounds, exp_to_mma, forward_bounds
-from fa4build.tuning import Tuning, check_tuning, tuning_for
-from fa4build.variants import parse_variant
 
 EXP2_INPUTS = 4 << 20  # "4 M"
 FRACTION_ROUNDING = 2.0**-25 * math.log(2)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from fa4build.codegen.render import kernels_source_dir
+from fa4build.compiling.render import kernels_source_dir
 from fa4build.errors import RenderError
 
 

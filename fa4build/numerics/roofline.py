@@ -2,7 +2,7 @@
 overlap lost.
 
 Units: `mma` (tensor core, dense bf16), `shared` (bytes through shared memory), `exp` (results of the exponential unit).
-Rates are those of the timing model (`simulate/timing.py`): 8192 operations, 128 bytes and 16 exponentials a clock on
+Rates are those of the timing model (`timing/rates.py`): 8192 operations, 128 bytes and 16 exponentials a clock on
 sm_100a. Operands in tensor memory cost no shared-memory traffic; a second 128-row tile of Q reads K and V again.
 Source of the method: FlashAttention-4 (arXiv 2603.05451), its roofline of forward and backward.
 """
@@ -10,7 +10,7 @@ Source of the method: FlashAttention-4 (arXiv 2603.05451), its roofline of forwa
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fa4build.simulate.timing import rates_of
+from fa4build.timing.rates import rates_of
 
 ELEMENT_BYTES = 2  # bf16
 ACCUMULATOR_BYTES = 4  # float32

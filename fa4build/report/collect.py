@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from fa4build import __version__
-from fa4build.axes import Variant
-from fa4build.cache import Cache, CacheEntry
 from fa4build.errors import Fa4BuildError, ToolchainError
-from fa4build.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for, subject_of
-from fa4build.pack import read_pack
+from fa4build.matrix.axes import Variant
+from fa4build.matrix.variants import refused_variants, valid_variants, variant_axes, written_variants
 from fa4build.pipeline import find_cached
 from fa4build.report.benchmarks import Benchmark, Comparison, read_benchmarks, read_comparisons
 from fa4build.report.timelines import Timeline, read_timelines
-from fa4build.variants import refused_variants, valid_variants, variant_axes, written_variants
+from fa4build.shipping.pack import read_pack
+from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for, subject_of
 
 STATES = ("compiled", "outdated", "written", "planned")
 """Of a valid variant: compiled as it would be now; compiled from other sources; has a kernel; has none yet."""

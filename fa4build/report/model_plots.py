@@ -76,7 +76,7 @@ def _forward_roofline() -> Plot:
     """Share of the tensor core's peak that a forward can reach, by head_dim and emulated share."""
     from matplotlib.figure import Figure
 
-    from fa4build.simulate.timing import forward_tile_bounds
+    from fa4build.timing.rates import forward_tile_bounds
 
     dims = tuple(range(32, 257, 16))
     figure = Figure(figsize=(WIDTH, 2.6))

@@ -1,16 +1,18 @@
 """PTX functional simulator: runs compiled kernels on the CPU to verify them before they ship. No execution backend.
 
 `simulate(plan, ptx, arrays, scalars)` runs all launches of a plan; `simulate_launch` runs one; `GlobalMemory` holds the
-buffers. From the outside in: `plan_launch` (plans to launches), `launch` (one launch), `scheduler` and `machine`
-(CTAs and
-clusters), `gang` (warps in lockstep, divergence), `translate` and `emitter` (PTX to Python functions), `ptx/` (the
-parser). Opcodes: `integer_alu`, `float_alu`, `moves`, `memory`, `warp_ops`, `barriers`, `fences`, `async_copies`,
-`tensor_copies`,
-`wgmma`, `tcgen05`, `atomics`, `cluster_launch_control`; a new one is a rule in one of them. `checks/`: the hazard
-observer.
+buffers. From the outside in: `plan_launch` (plans to launches), `launch` (one launch), `program` (a function of PTX as
+Python functions). Each folder reaches only those before it:
+
+- `ptx/`: text to typed instructions.
+- `units/`: bit formats and arithmetic units.
+- `hardware/`: gangs (warps in lockstep, divergence), scheduler, memories, descriptors, the copy engine.
+- `translate/`: the opcode table, and the writer of Python text.
+- `instructions/`: a rule for each opcode; a new one is a rule in one of them. `ctas` is what the warps of a CTA share.
+- `checks/`: the hazard observer.
 """
 
-from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.hardware.global_memory import GlobalMemory
 from fa4build.simulate.launch import RunReport, SimLaunch, run_launch
 from fa4build.simulate.plan_launch import plan_inputs, simulate, simulate_launch
 

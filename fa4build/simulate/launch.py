@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 from fa4build.errors import SimulationError
 from fa4build.simulate.checks.observer import Observer
-from fa4build.simulate.cluster_launch_control import GridWork
-from fa4build.simulate.engine import SCHEDULES, Engine
-from fa4build.simulate.global_memory import GlobalMemory
-from fa4build.simulate.machine import SHARED_MAXIMUM, Cluster
+from fa4build.simulate.hardware.engine import SCHEDULES, Engine
+from fa4build.simulate.hardware.global_memory import GlobalMemory
+from fa4build.simulate.hardware.scheduler import Scheduler
+from fa4build.simulate.hardware.tensor_map import TensorMap, pack
+from fa4build.simulate.instructions.cluster_launch_control import GridWork
+from fa4build.simulate.instructions.ctas import SHARED_MAXIMUM, Cluster
+from fa4build.simulate.program import program_for
 from fa4build.simulate.ptx.parser import parse_module
-from fa4build.simulate.scheduler import Scheduler
-from fa4build.simulate.tensor_map import TensorMap, pack
-from fa4build.simulate.translate import program_for
 
 INSTRUCTION_LIMIT = (
     20_000_000  # instructions of one gang without blocking, and 64 times that in all: far above any real kernel

@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from fa4build.codegen.launch_plan import BytesParam, Launch, LaunchPlan, TensorMapParam, evaluate
 from fa4build.errors import SimulationError
-from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.plan import BytesParam, Launch, LaunchPlan, TensorMapParam, evaluate
+from fa4build.simulate.hardware.global_memory import GlobalMemory
+from fa4build.simulate.hardware.tensor_map import ELEMENT_TYPES, TensorMap
 from fa4build.simulate.launch import RunReport, SimLaunch, parameter_block, run_launch
 from fa4build.simulate.ptx.parser import parse_module
-from fa4build.simulate.tensor_map import ELEMENT_TYPES, TensorMap
 
 
 def simulate_launch(

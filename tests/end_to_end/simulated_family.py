@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fa4_kernels import loader, packs
 
-from fa4build.cache import Cache
-from fa4build.codegen.launch_plan import plan_from_json
 from fa4build.families.registry import family_named
+from fa4build.matrix.selection import Selection
 from fa4build.pipeline import build_matrix, find_cached
-from fa4build.release import write_wheels
-from fa4build.selection import Selection
+from fa4build.plan import plan_from_json
+from fa4build.shipping.release import write_wheels
 from fa4build.simulate import simulate_launch
+from fa4build.store.cache import Cache
 from tests.runtime.fake import fake_cubin
 from tests.runtime.simulated import _memory_of, _recorded_launch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.wheel import write_runtime_wheel
+from fa4build.shipping.wheel import write_runtime_wheel
 from tests.artifacts import COMPILER_CACHE
 
 pytestmark = [

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.arch import arch_named
-from fa4build.bundle import write_bundle
-from fa4build.signing import new_key
-from fa4build.wheel import prepare_pack_wheel, prepare_runtime_wheel
+from fa4build.matrix.arch import arch_named
+from fa4build.shipping.bundle import write_bundle
+from fa4build.shipping.signing import new_key
+from fa4build.shipping.wheel import prepare_pack_wheel, prepare_runtime_wheel
 from tests.artifacts import COMPILER_CACHE, TOOLCHAIN, made_up_artifact
-from tests.test_bundle import other_wheel
+from tests.shipping.test_bundle import other_wheel
 
 NAMESPACE = ("unshare", "--map-root-user", "--net")
 HEADS = (64, 96, 128)

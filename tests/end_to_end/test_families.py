@@ -107,7 +107,7 @@ def test_a_call_launches_what_the_host_code_says(places, launcher, fake, tmp_pat
 def test_quack_is_built_and_guarded(tmp_path):
     """One kernel of each op; another row length is refused by name; the licence is in the wheel."""
     pytest.importorskip("quack")
-    from fa4build.codegen.launch_plan import failed_guard, plan_from_json
+    from fa4build.plan import failed_guard, plan_from_json
 
     options = ("--family", "quack", "--arch", "sm90", "--select", "*-sm90a-bf16-n4096", "--cache-dir", str(tmp_path))
     built = fa4build("matrix", *options, "--json")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
-from fa4build.wheel import write_runtime_wheel
+from fa4build.shipping.launcher_build import FREE_THREADED_PLATFORMS, PLATFORMS
+from fa4build.shipping.wheel import write_runtime_wheel
 from tests.artifacts import COMPILER_CACHE
 
 ROOT = Path(__file__).resolve().parents[2]

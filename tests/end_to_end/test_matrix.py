@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.cache import Cache
-from fa4build.codegen.cubin import read_cubin
-from fa4build.codegen.launch_plan import plan_from_json
+from fa4build.compiling.cubin import read_cubin
+from fa4build.plan import plan_from_json
+from fa4build.store.cache import Cache
 
 pytestmark = pytest.mark.dsl
 
@@ -182,7 +182,7 @@ def test_an_installation_elsewhere_gives_the_same_keys_and_the_same_bytes(source
 def test_a_kernel_that_does_not_compile_fails_alone_and_its_source_is_kept(source, tmp_path):
     """One data type breaks in the kernel file; the other is built. Message, log and rendered module stay."""
     root = checkout(tmp_path / "checkout", source)
-    kernel = root / "kernels_src" / "forward_sm90.py"
+    kernel = root / "kernels_src" / "forward/sm90.py"
     guard = '\nif "fp16" in __import__("os").getcwd():\n    raise ValueError("no fp16 today")\n'
     kernel.write_text(kernel.read_text() + guard)
     code, report, messages = matrix(root, tmp_path / "cache", PAIR)

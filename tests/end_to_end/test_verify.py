@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.cache import Cache, CacheEntry
-from fa4build.evidence import Committed, read_record, silicon_records
+from fa4build.matrix.variants import Selection, expand_matrix
 from fa4build.pipeline import build_matrix, find_cached
-from fa4build.release import artifact_of
-from fa4build.variants import Selection, expand_matrix
+from fa4build.shipping.release import artifact_of
+from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.evidence import Committed, read_record, silicon_records
 
 pytestmark = pytest.mark.dsl
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.cache import Cache
 from fa4build.errors import SimulationError
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import Selection, parse_variant
 from fa4build.pipeline import build_matrix
-from fa4build.simulate.timing import forward_tile_bounds
-from fa4build.tuning import tuning_for
-from fa4build.variants import Selection, parse_variant
-from fa4build.verify_timing import is_timed, time_variants
+from fa4build.store.cache import Cache
+from fa4build.timing.rates import forward_tile_bounds
+from fa4build.verify.timed import is_timed, time_variants
 
 NAME = "fwd-sm90a-bf16-hd64-full"
 

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITE = """
 import os, sys
 from pathlib import Path
-from fa4build.arch import arch_named
-from fa4build.wheel import write_pack_wheel, write_runtime_wheel
+from fa4build.matrix.arch import arch_named
+from fa4build.shipping.wheel import write_pack_wheel, write_runtime_wheel
 from tests.artifacts import COMPILER_CACHE, TOOLCHAIN, made_up_artifact
 
 os.umask(int(sys.argv[2], 8))
@@ -195,7 +195,7 @@ def test_extra_resolves_to_the_pack(dist: Path) -> None:
     """`fa4-kernels[sm90]` names the pack of that target and nothing else beside torch."""
     from packaging.requirements import Requirement
 
-    from fa4build.wheel_file import read_wheel
+    from fa4build.shipping.wheel_file import read_wheel
 
     wheel = read_wheel(dist / "fa4_kernels-0.1.0-cp310-abi3-manylinux_2_28_x86_64.whl")
     text = wheel.files[f"{wheel.dist_info}/METADATA"].decode().split("\n\n")[0]

@@ -2,7 +2,7 @@
 import cutlass
 import cutlass.cute as cute
 
-from kernels_src.forward_sm90 import ForwardSm90
+from kernels_src.forward.sm90 import ForwardSm90
 
 SYMBOL = "fwd_sm90a_bf16_hd128_causal"
 DTYPE = cutlass.BFloat16

@@ -2,7 +2,7 @@
 import cutlass
 import cutlass.cute as cute
 
-from kernels_src.forward_sm90 import ForwardSm90
+from kernels_src.forward.sm90 import ForwardSm90
 
 SYMBOL = "fwd_sm90a_fp16_hd64_full"
 DTYPE = cutlass.Float16

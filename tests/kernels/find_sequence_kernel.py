@@ -12,7 +12,7 @@ from cutlass.cute import arch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from kernels_src.integers import select
-from kernels_src.scheduling.packed_tiles import find_sequence
+from kernels_src.scheduling.varlen_tiles import find_sequence
 
 SYMBOL, TILE_M = "toy_find", 64
 

@@ -10,8 +10,7 @@ import pytest
 pytestmark = pytest.mark.dsl
 pytest.importorskip("cutlass")
 
-from fa4build.acceptance import Case, draw_inputs, round_to, window_of  # noqa: E402
-from fa4build.acceptance_backward import (  # noqa: E402
+from fa4build.cases.backward import (  # noqa: E402
     Gradients,
     draw_gradient,
     forward_results,
@@ -20,24 +19,18 @@ from fa4build.acceptance_backward import (  # noqa: E402
     reference_gradients,
     same_dtype_gradients,
 )
-from fa4build.codegen.compile import compile_kernel  # noqa: E402
-from fa4build.codegen.launch_plan import plan_to_json  # noqa: E402
-from fa4build.codegen.render import render  # noqa: E402
-from fa4build.toolchain import current_toolchain  # noqa: E402
-from fa4build.tuning import tuning_for  # noqa: E402
-from fa4build.variants import parse_variant  # noqa: E402
-from fa4build.verify_backward import ROWS  # noqa: E402
-from fa4build.verify_runs import (  # noqa: E402
-    RUNS,
-    execute,
-    filled,
-    from_bits,
-    poisoned,
-    scalars_for,
-    softmax_scale,
-    to_bits,
-)
-from fa4build.verify_simulate import request_for  # noqa: E402
+from fa4build.cases.bits import from_bits, to_bits  # noqa: E402
+from fa4build.cases.forward import Case, draw_inputs, round_to, window_of  # noqa: E402
+from fa4build.cases.schedules import RUNS  # noqa: E402
+from fa4build.compiling.compile import compile_kernel  # noqa: E402
+from fa4build.compiling.render import render  # noqa: E402
+from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
+from fa4build.matrix.tuning import tuning_for  # noqa: E402
+from fa4build.matrix.variants import parse_variant  # noqa: E402
+from fa4build.plan import plan_to_json  # noqa: E402
+from fa4build.verify.backward import ROWS  # noqa: E402
+from fa4build.verify.runs import execute, filled, poisoned, scalars_for, softmax_scale  # noqa: E402
+from fa4build.verify.simulated import request_for  # noqa: E402
 
 # Two tiles of queries, three of keys, the last of each with an edge; two query heads share a key head.
 CASE = Case(name="chain", seqlen_q=200, seqlen_k=300, num_heads_q=2, num_heads_kv=1)

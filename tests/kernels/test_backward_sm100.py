@@ -9,18 +9,19 @@ import pytest
 pytestmark = pytest.mark.dsl
 pytest.importorskip("cutlass")
 
-from fa4build.acceptance import Case  # noqa: E402
-from fa4build.acceptance_backward import backward_cases_for  # noqa: E402
-from fa4build.codegen.compile import compile_kernel  # noqa: E402
-from fa4build.codegen.launch_plan import plan_to_json  # noqa: E402
-from fa4build.codegen.render import render  # noqa: E402
-from fa4build.toolchain import current_toolchain  # noqa: E402
-from fa4build.tuning import tuning_for  # noqa: E402
-from fa4build.variants import parse_variant  # noqa: E402
-from fa4build.verify_backward import prove_backward_case  # noqa: E402
-from fa4build.verify_packed import cases_of, is_packed, prove_packed_case  # noqa: E402
-from fa4build.verify_runs import RUNS, Run  # noqa: E402
-from fa4build.verify_simulate import request_for  # noqa: E402
+from fa4build.cases.backward import backward_cases_for  # noqa: E402
+from fa4build.cases.forward import Case  # noqa: E402
+from fa4build.cases.of_variant import cases_of, is_packed  # noqa: E402
+from fa4build.cases.schedules import RUNS, Run  # noqa: E402
+from fa4build.compiling.compile import compile_kernel  # noqa: E402
+from fa4build.compiling.render import render  # noqa: E402
+from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
+from fa4build.matrix.tuning import tuning_for  # noqa: E402
+from fa4build.matrix.variants import parse_variant  # noqa: E402
+from fa4build.plan import plan_to_json  # noqa: E402
+from fa4build.verify.backward import prove_backward_case  # noqa: E402
+from fa4build.verify.simulated import request_for  # noqa: E402
+from fa4build.verify.varlen import prove_packed_case  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_100 may have
 # Five tiles of keys by four of queries, two query heads on one key head, and a window that some of them lie outside of.

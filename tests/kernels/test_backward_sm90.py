@@ -9,8 +9,7 @@ import pytest
 pytestmark = pytest.mark.dsl
 pytest.importorskip("cutlass")
 
-from fa4build.acceptance import Case, draw_inputs, round_to, window_of  # noqa: E402
-from fa4build.acceptance_backward import (  # noqa: E402
+from fa4build.cases.backward import (  # noqa: E402
     Gradients,
     backward_cases_for,
     draw_gradient,
@@ -20,12 +19,13 @@ from fa4build.acceptance_backward import (  # noqa: E402
     reference_gradients,
     same_dtype_gradients,
 )
-from fa4build.codegen.compile import compile_kernel  # noqa: E402
-from fa4build.codegen.render import render  # noqa: E402
+from fa4build.cases.forward import Case, draw_inputs, round_to, window_of  # noqa: E402
+from fa4build.compiling.compile import compile_kernel  # noqa: E402
+from fa4build.compiling.render import render  # noqa: E402
+from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
+from fa4build.matrix.tuning import tuning_for  # noqa: E402
+from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.simulate import simulate  # noqa: E402
-from fa4build.toolchain import current_toolchain  # noqa: E402
-from fa4build.tuning import tuning_for  # noqa: E402
-from fa4build.variants import parse_variant  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
 LOG2_E = 1.4426950408889634

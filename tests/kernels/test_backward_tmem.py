@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from kernels_src.memory.pair_tmem import pipelined_backward_tmem
+from kernels_src.memory.tmem_2cta import pipelined_backward_tmem
 from kernels_src.memory.tmem_layout import TMEM_COLUMNS, backward_tmem, wide_backward_tmem
 
 

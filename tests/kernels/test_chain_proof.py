@@ -1,4 +1,4 @@
-"""Contract of the proof of whole gradients (fa4build/verify_chain.py): the four kernels run on each other's results,
+"""Contract of the proof of whole gradients (fa4build/verify/chain.py): the four kernels run on each other's results,
 and a fault in any of them that reaches the gradients is told.
 """
 
@@ -9,15 +9,16 @@ import pytest
 pytestmark = pytest.mark.dsl
 pytest.importorskip("cutlass")
 
-from fa4build.codegen.compile import compile_kernel  # noqa: E402
-from fa4build.codegen.launch_plan import plan_to_json  # noqa: E402
-from fa4build.codegen.render import render  # noqa: E402
-from fa4build.toolchain import current_toolchain  # noqa: E402
-from fa4build.tuning import tuning_for  # noqa: E402
-from fa4build.variants import parse_variant  # noqa: E402
-from fa4build.verify_chain import CASES, companions_of, prove_chain_case  # noqa: E402
-from fa4build.verify_runs import RUNS, Link, Request  # noqa: E402
-from fa4build.verify_simulate import request_for  # noqa: E402
+from fa4build.cases.schedules import RUNS  # noqa: E402
+from fa4build.compiling.compile import compile_kernel  # noqa: E402
+from fa4build.compiling.render import render  # noqa: E402
+from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
+from fa4build.matrix.tuning import tuning_for  # noqa: E402
+from fa4build.matrix.variants import parse_variant  # noqa: E402
+from fa4build.plan import plan_to_json  # noqa: E402
+from fa4build.verify.chain import CASES, companions_of, prove_chain_case  # noqa: E402
+from fa4build.verify.runs import Link, Request  # noqa: E402
+from fa4build.verify.simulated import request_for  # noqa: E402
 
 MAIN = parse_variant("bwd-sm90a-bf16-hd64-causal")
 SMALL = CASES[1]

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from fa4build.codegen.compile import compile_kernel
-from fa4build.codegen.render import render
-from fa4build.toolchain import current_toolchain
-from fa4build.tuning import tuning_for
-from fa4build.variants import parse_variant
+from fa4build.compiling.compile import compile_kernel
+from fa4build.compiling.render import render
+from fa4build.compiling.toolchain import current_toolchain
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import parse_variant
 
 pytestmark = pytest.mark.dsl
 
@@ -86,7 +86,7 @@ def test_what_cannot_run_is_refused(changed, words):
     """Before anything is traced; the message has the value and what is allowed."""
     import cutlass
 
-    from kernels_src.forward_sm90 import ForwardSm90
+    from kernels_src.forward.sm90 import ForwardSm90
 
     row = {"head_dim": 128, "head_dim_v": 128, "mask": "full", "tile_m": 128, "tile_n": 128, "kv_stages": 2}
     row |= {"consumer_warpgroups": 2, "consumer_registers": 240, "producer_registers": 24} | changed

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from fa4build.tuning import tuning_for
-from fa4build.variants import written_variants
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import written_variants
 from kernels_src.memory.tmem_layout import TMEM_COLUMNS, forward_tmem
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fa4build.codegen.extract.device_facts import StandInDevice, pretend
+from fa4build.plan.extract.device_facts import StandInDevice, pretend
 
 
 def launch_nothing(*_args: Any, **_kwargs: Any) -> None:

@@ -9,13 +9,13 @@ import os
 import sys
 from typing import Any
 
-from fa4build.codegen import compile_worker
+from fa4build.compiling import compile_worker
+from fa4build.compiling.toolchain import current_toolchain
 from fa4build.errors import Fa4BuildError
 from fa4build.families import tracing
 from fa4build.families.flash_attn_4 import compiling
 from fa4build.families.registry import family_named
-from fa4build.selection import Selection
-from fa4build.toolchain import current_toolchain
+from fa4build.matrix.selection import Selection
 
 CACHED = (
     "_flash_attn_fwd",

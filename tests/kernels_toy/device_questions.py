@@ -60,7 +60,7 @@ def setup() -> dict[str, str]:
     """The compile process: with torch, as for libraries that take its tensors."""
     import torch._subclasses.fake_tensor  # noqa: F401
 
-    from fa4build.codegen import compile_worker
+    from fa4build.compiling import compile_worker
 
     return compile_worker.setup()
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fa4build.cases.bits import from_bits, to_bits
 from fa4build.families import Problem, ProofCase
-from fa4build.verify_runs import from_bits, to_bits
 from tests.kernels_toy.scale_family import FAMILY as UNPROVEN
 
 

@@ -7,16 +7,16 @@ import ctypes
 import numpy as np
 from fa4_kernels import loader, packs
 
-from fa4build.arch import arch_named
-from fa4build.codegen.compile import compile_kernel
-from fa4build.codegen.plan_json import plan_to_json
-from fa4build.codegen.plan_values import BytesParam, Launch, TensorMapParam
-from fa4build.codegen.render import render
+from fa4build.compiling.compile import compile_kernel
+from fa4build.compiling.render import render
+from fa4build.compiling.toolchain import current_toolchain
+from fa4build.matrix.arch import arch_named
+from fa4build.matrix.tuning import tuning_for
+from fa4build.matrix.variants import parse_variant
+from fa4build.plan.as_json import plan_to_json
+from fa4build.plan.values import BytesParam, Launch, TensorMapParam
 from fa4build.simulate import GlobalMemory, simulate_launch
-from fa4build.simulate.global_memory import Buffer
-from fa4build.toolchain import current_toolchain
-from fa4build.tuning import tuning_for
-from fa4build.variants import parse_variant
+from fa4build.simulate.hardware.global_memory import Buffer
 from tests.runtime.fake import fake_cubin, param_bytes, read_map, write_pack
 
 # Numbers of the driver's enumerations (cuda.h, CUtensorMap*) -> the words of launch plans.

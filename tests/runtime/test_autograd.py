@@ -14,7 +14,7 @@ pytest.importorskip("cutlass")
 import fa4_kernels  # noqa: E402
 from fa4_kernels import NoKernelError, loader  # noqa: E402
 
-from fa4build.acceptance_backward import (  # noqa: E402
+from fa4build.cases.backward import (  # noqa: E402
     Gradients,
     gradient_bounds,
     gradient_errors,

@@ -258,7 +258,7 @@ def test_a_long_trace_is_cut():
 
 def test_the_id_to_build_is_one_that_the_builder_parses():
     """What the error tells people to select is an id of fa4build, and means the problem."""
-    from fa4build.variants import parse_variant
+    from fa4build.matrix.variants import parse_variant
 
     problems = [replace(CAUSAL_128, head_dim=192), replace(CAUSAL_128, layout="varlen", mask="local")]
     problems += [replace(CAUSAL_128, features=frozenset({"softcap", "sink"}))]

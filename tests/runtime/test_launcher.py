@@ -15,8 +15,8 @@ import pytest
 from fa4_kernels import plan as encoding
 from fa4_kernels.errors import DriverError, InputError, LayoutError
 
-from fa4build.codegen import plan_evaluate
-from fa4build.codegen.plan_json import plan_from_json
+from fa4build.plan import evaluation
+from fa4build.plan.as_json import plan_from_json
 from tests.runtime.fake import Nodes, fake_cubin, forward_plan, launch_template, make_plan, param_bytes, read_map
 from tests.runtime.tensors import (
     BOOL,
@@ -333,10 +333,10 @@ def test_a_list_of_integers_may_be_empty(launcher, bind, fake, kind):
     assert struct.unpack("<4q", param_bytes(fake.launches[0])) == (0x1000, 0, 0, 1)
     leaves = launch.leaves(x, empty)
     reference = plan_from_json(json.dumps(document))
-    assert plan_evaluate.failed_guard(reference, leaves) is None
-    (evaluated,) = plan_evaluate.evaluate(reference, leaves)
+    assert evaluation.failed_guard(reference, leaves) is None
+    (evaluated,) = evaluation.evaluate(reference, leaves)
     in_c = launcher.Plan(encoding.encode_plan(document)).evaluate(leaves)
-    assert hashlib.sha256(in_c).hexdigest() == plan_evaluate.canonical_digest((evaluated,))
+    assert hashlib.sha256(in_c).hexdigest() == evaluation.canonical_digest((evaluated,))
     assert in_c[-32:] == param_bytes(fake.launches[0])
     with pytest.raises(InputError, match=r"x\.shape\[0\] = 0: an empty tensor has nothing to launch"):
         launch.run(no_rows, empty)

@@ -20,7 +20,7 @@ pytest.importorskip("cutlass")
 
 from fa4_kernels import allocation, answers, loader, packed, packs  # noqa: E402
 
-from fa4build.codegen.plan_json import plan_to_json  # noqa: E402
+from fa4build.plan.as_json import plan_to_json  # noqa: E402
 from tests.runtime.fake import param_bytes  # noqa: E402
 from tests.runtime.simulated import _pack, compile_variants  # noqa: E402
 

@@ -158,9 +158,9 @@ def test_packs_are_found_by_entry_point(tmp_path, monkeypatch):
 
 
 def test_signatures_are_those_of_the_builder():
-    """abi.py states what fa4build.codegen.signature gives for every dtype: names, order, types, shapes, alignment."""
-    from fa4build.codegen.signature import ScalarArg, signature_for
-    from fa4build.variants import parse_variant
+    """abi.py states what fa4build.compiling.signature gives for every dtype: names, order, types, shapes, alignment."""
+    from fa4build.compiling.signature import ScalarArg, signature_for
+    from fa4build.matrix.variants import parse_variant
 
     operators = {
         "fwd-sm90a-bf16-hd192x128-causal": "fwd/dense",
@@ -194,10 +194,10 @@ def test_packs_of_the_builder_are_read(tmp_path):
     from fa4_kernels.loader import bound_plan
     from fa4_kernels.plan import encode_plan, parse_plan
 
-    from fa4build.manifest import Facts
-    from fa4build.pack import Artifact, build_pack
-    from fa4build.pack import write_pack as write_builder_pack
-    from fa4build.variants import parse_variant
+    from fa4build.matrix.variants import parse_variant
+    from fa4build.shipping.manifest import Facts
+    from fa4build.shipping.pack import Artifact, build_pack
+    from fa4build.shipping.pack import write_pack as write_builder_pack
 
     artifacts = []
     for name in (*IDS, "fwd-sm90a-bf16-hd192x128-local"):

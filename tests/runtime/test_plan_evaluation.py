@@ -1,7 +1,7 @@
 """Contract: the C evaluator computes what docs/formats.md, section 2, says, for every op, on every bit pattern.
 
-Expected values come from fa4build's own evaluator (plan_evaluate.py), which shares no code with it; a few literal rows
-guard against a misunderstanding that both share.
+Expected values come from fa4build's own evaluator (plan/evaluation.py), which shares no code with it; a few literal
+rows guard against a misunderstanding that both share.
 """
 
 import hashlib
@@ -13,8 +13,9 @@ from fa4_kernels import plan as encoding
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fa4build.codegen import plan_evaluate, plan_values
-from fa4build.codegen.plan_json import plan_from_json, plan_to_json
+from fa4build.plan import evaluation
+from fa4build.plan import values as plan_values
+from fa4build.plan.as_json import plan_from_json, plan_to_json
 from tests.runtime.fake import Nodes, forward_plan, launch_template, make_plan
 
 INTEGERS = ("i1", "i8", "i16", "i32", "i64")
@@ -39,16 +40,16 @@ def constant(n, type_, word):
     """A constant node with these bits."""
     if type_ in FLOATS:
         return n("const", type_, f"0x{word:0{BITS[type_] // 4}x}")
-    return n("const", type_, plan_evaluate.wrap(word, type_))
+    return n("const", type_, evaluation.wrap(word, type_))
 
 
 def expected_word(op, type_, operands, operand_types):
     values = tuple(
-        plan_evaluate.from_bytes(word.to_bytes(plan_values.TYPE_BYTES[t], "little"), t)
+        evaluation.from_bytes(word.to_bytes(plan_values.TYPE_BYTES[t], "little"), t)
         for word, t in zip(operands, operand_types, strict=True)
     )
-    result = plan_evaluate.compute(op, type_, operand_types[0], values)
-    return int.from_bytes(plan_evaluate.to_bytes(result, plan_values.result_type((op, type_))), "little")
+    result = evaluation.compute(op, type_, operand_types[0], values)
+    return int.from_bytes(evaluation.to_bytes(result, plan_values.result_type((op, type_))), "little")
 
 
 def words(type_):
@@ -154,8 +155,8 @@ def test_a_whole_plan_has_the_reference_digest(launcher, data, scale):
 
     digest = hashlib.sha256(compiled.evaluate(inputs)).hexdigest()
 
-    assert digest == plan_evaluate.canonical_digest(plan_evaluate.evaluate(reference, inputs))
-    assert compiled.failed_guard(inputs) == plan_evaluate.failed_guard(reference, inputs)
+    assert digest == evaluation.canonical_digest(evaluation.evaluate(reference, inputs))
+    assert compiled.failed_guard(inputs) == evaluation.failed_guard(reference, inputs)
 
 
 def encode_json(document):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from fa4_kernels.dispatch import Problem  # noqa: E402
 
-from fa4build.variants import parse_variant, variant_axes  # noqa: E402
+from fa4build.matrix.variants import parse_variant, variant_axes  # noqa: E402
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

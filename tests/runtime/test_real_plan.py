@@ -18,13 +18,13 @@ pytest.importorskip("cutlass")
 
 from fa4_kernels import InputError, loader, packs  # noqa: E402
 
-from fa4build.codegen.compile import compile_kernel  # noqa: E402
-from fa4build.codegen.plan_evaluate import canonical_digest, evaluate, failed_guard  # noqa: E402
-from fa4build.codegen.plan_json import plan_to_json  # noqa: E402
-from fa4build.codegen.render import render  # noqa: E402
-from fa4build.toolchain import current_toolchain  # noqa: E402
-from fa4build.tuning import tuning_for  # noqa: E402
-from fa4build.variants import parse_variant  # noqa: E402
+from fa4build.compiling.compile import compile_kernel  # noqa: E402
+from fa4build.compiling.render import render  # noqa: E402
+from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
+from fa4build.matrix.tuning import tuning_for  # noqa: E402
+from fa4build.matrix.variants import parse_variant  # noqa: E402
+from fa4build.plan.as_json import plan_to_json  # noqa: E402
+from fa4build.plan.evaluation import canonical_digest, evaluate, failed_guard  # noqa: E402
 from tests.runtime.fake import entry_axes, fake_cubin, read_map, write_pack  # noqa: E402
 
 ID = "fwd-sm90a-bf16-hd128-local"

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 from fa4_kernels import splitting
 from fa4_kernels.splitting import Keys, Rows, chosen_splits, key_blocks, query_tiles
 
-from fa4build.tuning import tuning_row_for
-from fa4build.variants import parse_variant
+from fa4build.matrix.tuning import tuning_row_for
+from fa4build.matrix.variants import parse_variant
 
 RECORD = json.loads((Path(__file__).parents[2] / "benchmarks" / "decode_splits_h200.json").read_text())
 SWEEP = [row for row in RECORD["rows"] if len(row["us"]) > 1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.simulate.float_formats import f32_to_bf16_rn, f32_to_f16_rn
+from fa4build.simulate.units.float_formats import f32_to_bf16_rn, f32_to_f16_rn
 
 RECORDING = Path(__file__).parents[1] / "golden" / "h200_forward.npz"
 VARIANTS = (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.tensor_map import TensorMap, pack
+from fa4build.simulate.hardware.tensor_map import TensorMap, pack
 from tests.simulate.ptx_snippets import result, run
 
 SCHEDULES = pytest.mark.parametrize("schedule", ["eager", "late", "random"])

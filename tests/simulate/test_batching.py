@@ -4,8 +4,8 @@ effects keep their order, and many equal calls become one.
 
 import numpy as np
 
-from fa4build.simulate.batching import batched
-from fa4build.simulate.node_scope import NODE_SCOPE
+from fa4build.simulate.translate.batching import batched
+from fa4build.simulate.translate.node_scope import NODE_SCOPE
 from tests.simulate.ptx_snippets import result, run
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import float_formats as ff
+from fa4build.simulate.units import float_formats as ff
 from tests.simulate.rounding_oracle import BF16, E4M3, E5M2, F16, F32, fraction_of, round_fraction
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")

@@ -7,7 +7,7 @@ kernels are launched in the simulator through the same plans. Nothing is free: t
 import numpy as np
 import pytest
 
-from fa4build.codegen.launch_plan import plan_from_json
+from fa4build.plan import plan_from_json
 from fa4build.simulate import simulate
 from tests.simulate.forward_cases import CASES, RECORDING, VARIANTS, arrays_of, draw, scalars_of, unpacked_text
 

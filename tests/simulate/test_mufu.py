@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4build.simulate import lg2_unit, mufu
+from fa4build.simulate.units import lg2_unit, mufu
 from tests.simulate.rounding_oracle import F32, fraction_of, round_fraction
 
 mpmath.mp.prec = 120

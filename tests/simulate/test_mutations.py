@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from fa4build.acceptance import Case
+from fa4build.cases.forward import Case
 from tests.simulate.mutations.faults import PLANTED, Planted
 from tests.simulate.mutations.faults_sm100 import PLANTED_SM100
 from tests.simulate.mutations.kernels import kept

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from fa4build.codegen.launch_plan import TensorMapParam, plan_from_json
 from fa4build.errors import SimulationError
+from fa4build.plan import TensorMapParam, plan_from_json
 from fa4build.simulate import simulate
 from fa4build.simulate.plan_launch import legal_strides
 from tests.simulate.ptx_snippets import text_of

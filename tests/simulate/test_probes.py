@@ -11,10 +11,10 @@ import struct
 import numpy as np
 import pytest
 
-from fa4build.simulate.float_formats import canonical_nan
-from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.hardware.global_memory import GlobalMemory
 from fa4build.simulate.launch import SimLaunch, parameter_block, run_launch
 from fa4build.simulate.ptx.parser import parse_module
+from fa4build.simulate.units.float_formats import canonical_nan
 from tests.simulate.probes.catalog import PROBES, RECORDING, ptx_digest
 
 EACH_PROBE = pytest.mark.parametrize("name", sorted(PROBES))

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import smem_descriptor as sd
-from fa4build.simulate import tma
-from fa4build.simulate.smem_descriptor import SmemDescriptor
-from fa4build.simulate.tensor_map import TensorMap
+from fa4build.simulate.hardware import smem_descriptor as sd
+from fa4build.simulate.hardware import tma
+from fa4build.simulate.hardware.smem_descriptor import SmemDescriptor
+from fa4build.simulate.hardware.tensor_map import TensorMap
 
 WINDOW = 1 << 18
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.swizzle import pattern_bytes, swizzle_address, swizzle_address_128_atom32
+from fa4build.simulate.hardware.swizzle import pattern_bytes, swizzle_address, swizzle_address_128_atom32
 
 SPANS = [0, 32, 64, 128]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.tensor_core import mma_tile
+from fa4build.simulate.units.tensor_core import mma_tile
 from tests.simulate.rounding_oracle import BF16, E4M3, E5M2, F16, F32, fraction_of, round_fraction
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "h200_wgmma_m64n8k16_bf16.bin"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.tensor_map import ELEMENT_TYPES, TensorMap, pack, repaired, unpack
+from fa4build.simulate.hardware.tensor_map import ELEMENT_TYPES, TensorMap, pack, repaired, unpack
 
 # The driver's own output for this map (first 64 bytes, little-endian 64-bit words).
 EXAMPLE = TensorMap(

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import tma
-from fa4build.simulate.tensor_map import TensorMap
+from fa4build.simulate.hardware import tma
+from fa4build.simulate.hardware.tensor_map import TensorMap
 
 BASE = 0x7F0000000000
 ELEMENT_BYTES = {"u8": 1, "bf16": 2, "f32": 4, "u64": 8}

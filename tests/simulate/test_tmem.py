@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import tmem as tm
+from fa4build.simulate.hardware import tmem as tm
 
 
 def labelled() -> np.ndarray:

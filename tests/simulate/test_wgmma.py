@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.simulate.wgmma import accumulator_fragment, accumulator_matrix, operand_matrix
+from fa4build.simulate.instructions.wgmma import accumulator_fragment, accumulator_matrix, operand_matrix
 from tests.simulate.ptx_snippets import run
 
 N, K = 16, 16

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fa4build.simulate.float_formats import e4m3_to_f32, f32_to_bf16_rn, f32_to_e4m3_rn_satfinite
+from fa4build.simulate.units.float_formats import e4m3_to_f32, f32_to_bf16_rn, f32_to_e4m3_rn_satfinite
 from tests.simulate.upstream_trace import Host, trace
 
 # What upstream's own kernels do and the rules would object to: barriers left half complete by pipeline tails, a store

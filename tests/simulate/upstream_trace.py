@@ -7,8 +7,8 @@ committed or shipped.
 
 import numpy as np
 
-from fa4build.codegen.extract.extraction import extract_plan
-from fa4build.codegen.launch_plan import LaunchPlan, evaluate
+from fa4build.plan import LaunchPlan, evaluate
+from fa4build.plan.extract.extraction import extract_plan
 from fa4build.simulate import GlobalMemory, simulate_launch
 
 NUM_SMS = 148

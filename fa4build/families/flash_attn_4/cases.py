@@ -1,8 +1,8 @@
 """What the operators of flash-attn-4 must compute: small problems that reach every class of lengths and layouts.
 
-Answers are attention in float64 (`acceptance.reference`). Bounds are relative to the largest answer: half a unit in the
-last place of the result, and as much for the kernels' own rounding of P to the type of their inputs; of gradients, for
-P, dS and the sums over heads. P in fp8 has three bits of mantissa, over which a row of keys averages.
+Answers are attention in float64 (`cases.forward.reference`). Bounds are relative to the largest answer: half a unit in
+the last place of the result, and as much for the kernels' own rounding of P to the type of their inputs; of gradients,
+for P, dS and the sums over heads. P in fp8 has three bits of mantissa, over which a row of keys averages.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fa4build.acceptance import UNBOUNDED_WINDOW, reference
-from fa4build.acceptance_backward import reference_gradients
+from fa4build.cases.backward import reference_gradients
+from fa4build.cases.bits import from_bits, to_bits
+from fa4build.cases.forward import UNBOUNDED_WINDOW, reference
 from fa4build.families.flash_attn_4.matrix import declared
 from fa4build.families.interface import OpRecipe
 from fa4build.families.proof import Problem, ProofCase
-from fa4build.verify_runs import from_bits, to_bits
 
 # What upstream's kernels do, and the rules of the simulator object to: barriers left half complete by pipeline tails, a
 # store not waited for before exit, warps of one warpgroup with different register budgets, tensor memory handed from

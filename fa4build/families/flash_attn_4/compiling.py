@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fa4build.codegen.compile_worker import HostFunction
+from fa4build.compiling.compile_worker import HostFunction
 from fa4build.errors import CompileError
 from fa4build.families.tracing import compile_by_library, rewrite_functions, use_target
 
@@ -222,7 +222,7 @@ def names(wanted: Mapping[str, Any], arch: str) -> dict[str, str]:
 
 
 def spec(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Extents that are fixed, equal or multiples, under the library's names (docs: `plan_guards`)."""
+    """Extents that are fixed, equal or multiples, under the library's names (docs: `plan.guards`)."""
     facts = {name: wanted[name] for name in ("dtype", "head_dim", "head_dim_v", "mask", "layout")}
     facts |= {name: wanted[name] for name in ("softcap",) if name in wanted}
     shapes = _SHAPES[wanted["call"]](wanted)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa4build.arch import arch_named
 from fa4build.families.flash_attn_4.configuration import backward_tiles
 from fa4build.families.flash_attn_4.matrix import backward_chain, when
 from fa4build.families.interface import Buffer, Input, OpRecipe, Scalar, Step
 from fa4build.families.kernels import FamilyKernel
+from fa4build.matrix.arch import arch_named
 
 _SCALE = Scalar(name="softmax_scale", default="head_dim ** -0.5")
 _WINDOW = (Scalar(name="window_left", default="2 ** 30"), Scalar(name="window_right", default="2 ** 30"))

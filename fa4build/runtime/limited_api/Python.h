@@ -3,7 +3,7 @@
  * Why not the interpreter's own headers: a machine with Python often has none, a cross build would take those of the
  * wrong platform, and inline functions in them differ between releases, so the launcher's bytes would follow the Python
  * that happened to build it. The limited API is stable by definition (PEP 384), so a declaration written once stays
- * right. tests/test_launcher_build.py compiles this file against the real headers: types, constants and prototypes.
+ * right. tests/shipping/test_launcher_build.py compiles this file against the real headers: types, constants and prototypes.
  *
  * Reference counts go through functions, never through the object's fields: their meaning changed in 3.12 and 3.14.
  *

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fa4build.simulate.gang import WARP
+from fa4build.simulate.hardware.gang import WARP
 
 REGISTER_FILE = 65_536  # registers of one multiprocessor
 

@@ -5,7 +5,7 @@ import numpy as np
 from fa4build.errors import SimulationError
 from fa4build.simulate.checks.findings import place
 from fa4build.simulate.checks.shadow import FULL
-from fa4build.simulate.gang import WARP
+from fa4build.simulate.hardware.gang import WARP
 
 
 class MemoryRules:

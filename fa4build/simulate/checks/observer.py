@@ -11,7 +11,7 @@ from fa4build.simulate.checks.memory_rules import MemoryRules
 from fa4build.simulate.checks.shadow import Shadow
 from fa4build.simulate.checks.tensor_rules import TensorRules, TensorShadow
 from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
-from fa4build.simulate.system import active_warps
+from fa4build.simulate.instructions.operands import active_warps
 
 
 @lru_cache(maxsize=8)

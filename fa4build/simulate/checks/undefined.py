@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4build.simulate.emitter import read_registers, registers_in, written_registers
 from fa4build.simulate.ptx.instructions import Function, Instruction
+from fa4build.simulate.translate.emitter import read_registers, registers_in, written_registers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

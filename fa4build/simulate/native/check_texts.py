@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa4build.simulate.checks.findings import Findings
-from fa4build.simulate.gang import WARP
+from fa4build.simulate.hardware.gang import WARP
 
 MAX_FINDINGS = 8192  # CHK_MAX_FINDINGS
 COLUMNS = 512  # of tensor memory

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.simulate.machine import PARAMETER_WINDOW
+from fa4build.simulate.instructions.ctas import PARAMETER_WINDOW
 from fa4build.simulate.ptx.instructions import Address, Function, Imm, Reg, Sink, Special, Symbol
 
 RECORD = np.dtype(

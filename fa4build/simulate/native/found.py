@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Iterator
 
 from fa4build.simulate.checks.findings import Findings
-from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.hardware.global_memory import GlobalMemory
+from fa4build.simulate.instructions.memory import SHARED_BASE
 from fa4build.simulate.launch import SimLaunch
-from fa4build.simulate.memory import SHARED_BASE
 from fa4build.simulate.native.check_texts import Machine, records_at, tell
 from fa4build.simulate.native.program import Program
 

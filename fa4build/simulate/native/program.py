@@ -12,15 +12,15 @@ from functools import lru_cache
 import numpy as np
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import rules  # noqa: F401  registers the opcodes that the simulator knows
-from fa4build.simulate.contraction import contracted_multiplies
-from fa4build.simulate.emitter import read_registers, registers_in, written_registers
+from fa4build.simulate.instructions import rules  # noqa: F401  registers the opcodes that the simulator knows
 from fa4build.simulate.native import decode_alu, decode_barriers, decode_memory  # noqa: F401  register their rules
 from fa4build.simulate.native.coder import SLOT_BYTES, SPECIALS, Coder, operations, rule_of, storage_width
-from fa4build.simulate.opcodes import rule_for
 from fa4build.simulate.ptx.control_flow import BRANCHES, EXITS, Block, basic_blocks, live_in, post_dominators
 from fa4build.simulate.ptx.instructions import Function, Module, Vector
 from fa4build.simulate.ptx.parser import parse_module
+from fa4build.simulate.translate.contraction import contracted_multiplies
+from fa4build.simulate.translate.emitter import read_registers, registers_in, written_registers
+from fa4build.simulate.translate.opcodes import rule_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

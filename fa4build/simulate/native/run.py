@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import tensor_map
 from fa4build.simulate.checks.findings import LIMIT, Findings
 from fa4build.simulate.checks.undefined import UndefinedUse, undefined_uses
-from fa4build.simulate.global_memory import GlobalMemory
+from fa4build.simulate.hardware import tensor_map
+from fa4build.simulate.hardware.global_memory import GlobalMemory
 from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
 from fa4build.simulate.native.build import library
 from fa4build.simulate.native.found import tell_found

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fa4build.errors import SimulationError
-from fa4build.simulate import lg2_unit, mufu
 from fa4build.simulate.native.build import default_folder
+from fa4build.simulate.units import lg2_unit, mufu
 
 _MAKERS: dict[str, tuple[Callable[[], np.ndarray], type]] = {
     "ex2": (mufu.ex2_table, np.int32),

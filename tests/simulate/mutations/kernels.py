@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fa4build.acceptance import Case
-from fa4build.codegen.launch_plan import LaunchPlan, plan_from_json
-from fa4build.variants import parse_variant
-from fa4build.verify_simulate import Request, prove_case
+from fa4build.cases.forward import Case
+from fa4build.matrix.variants import parse_variant
+from fa4build.plan import LaunchPlan, plan_from_json
+from fa4build.verify.simulated import Request, prove_case
 
 HERE = Path(__file__).parent / "kept"
 NAMES = ("fwd-sm90a-bf16-hd64-full", "fwd-sm100a-bf16-hd128-full")
@@ -45,8 +45,8 @@ def kept(name: str) -> Kernel:
 
 def keep(cache_dir: Path) -> None:
     """Keep what a cache holds for NAMES, as compiled now."""
-    from fa4build.cache import Cache
     from fa4build.pipeline import find_cached, require_cached
+    from fa4build.store.cache import Cache
 
     cache = Cache(cache_dir)
     for entry in require_cached(find_cached(map(parse_variant, NAMES), cache)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa4build.launcher_build import _compiler
+from fa4build.shipping.launcher_build import _compiler
 from fa4build.simulate.native.check_texts import RECORD, records_at
 
 ROOM = Path(__file__).resolve().parents[3] / "fa4build" / "simulate" / "native"

@@ -14,12 +14,12 @@ import numpy as np
 
 from fa4build.errors import SimulationError
 from fa4build.simulate import GlobalMemory
-from fa4build.simulate.barriers import ClusterBarrier, Mbarrier, NamedBarrier
-from fa4build.simulate.engine import AsyncOp
-from fa4build.simulate.gang import WARP
-from fa4build.simulate.machine import Warp
+from fa4build.simulate.hardware.engine import AsyncOp
+from fa4build.simulate.hardware.gang import WARP
+from fa4build.simulate.instructions.barriers import ClusterBarrier, Mbarrier, NamedBarrier
+from fa4build.simulate.instructions.ctas import Warp
+from fa4build.simulate.program import program_for
 from fa4build.simulate.ptx.parser import parse_module
-from fa4build.simulate.translate import program_for
 from tests.simulate.ptx_snippets import text_of
 
 BASE = 0x400

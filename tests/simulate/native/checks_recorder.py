@@ -9,9 +9,9 @@ import numpy as np
 
 from fa4build.simulate.checks.findings import Findings
 from fa4build.simulate.checks.observer import Observer
-from fa4build.simulate.emitter import read_registers, written_registers
-from fa4build.simulate.gang import WARP
+from fa4build.simulate.hardware.gang import WARP
 from fa4build.simulate.native.check_texts import Machine, tell
+from fa4build.simulate.translate.emitter import read_registers, written_registers
 from tests.simulate.native import checks_library as native
 
 EVENTS = (

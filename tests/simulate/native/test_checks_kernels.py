@@ -7,10 +7,10 @@ broken one both report the same.
 
 import pytest
 
-from fa4build import verify_simulate
-from fa4build.acceptance import Case
+from fa4build.cases.forward import Case
+from fa4build.cases.schedules import RUNS
 from fa4build.simulate import launch
-from fa4build.verify_runs import RUNS
+from fa4build.verify import simulated
 from tests.simulate.mutations.faults import PLANTED
 from tests.simulate.mutations.faults_sm100 import PLANTED_SM100
 from tests.simulate.mutations.kernels import kept
@@ -29,7 +29,7 @@ def recordings(monkeypatch):
 
 
 def _run(monkeypatch, kernel, ptx: str, case: Case, run) -> None:
-    monkeypatch.setattr(verify_simulate, "RUNS", (run,))
+    monkeypatch.setattr(simulated, "RUNS", (run,))
     kernel.report(ptx, case)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fa4build.errors import SimulationError, ToolchainError
-from fa4build.simulate import lg2_unit, mufu
 from fa4build.simulate.native import build, tables
+from fa4build.simulate.units import lg2_unit, mufu
 
 
 def test_comments_and_layout_are_no_tokens():

@@ -9,7 +9,7 @@ import pytest
 
 from fa4build.errors import SimulationError
 from fa4build.simulate import SimLaunch
-from fa4build.simulate.engine import SCHEDULES
+from fa4build.simulate.hardware.engine import SCHEDULES
 from fa4build.simulate.native.orders import BACKWARD, ORDERS, Order, starving
 from fa4build.simulate.native.run import run_launch
 from tests.simulate.native.engine_pair import Values, assert_equal, both, run_in, without_places

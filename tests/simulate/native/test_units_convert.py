@@ -9,8 +9,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from fa4build.simulate import float_formats as ff
-from fa4build.simulate.moves import to_integer
+from fa4build.simulate.instructions.moves import to_integer
+from fa4build.simulate.units import float_formats as ff
 from tests.simulate.native.units_library import lanes, library, nasty_f32, one_by_one, random_f32, same
 
 CODES_16 = np.arange(1 << 16, dtype=np.uint32)

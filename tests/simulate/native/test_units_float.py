@@ -9,8 +9,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from fa4build.simulate import float_formats as ff
-from fa4build.simulate.float_alu import compare_equ, compare_nan
+from fa4build.simulate.instructions.float_alu import compare_equ, compare_nan
+from fa4build.simulate.units import float_formats as ff
 from tests.simulate.native.units_library import ROUNDINGS, lanes, library, nasty_f32, one_by_one, random_f32, same
 
 BINARY = {"add": ff.add_f32, "sub": ff.sub_f32, "mul": ff.mul_f32}

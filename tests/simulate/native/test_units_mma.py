@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa4build.simulate.tensor_core import OPERAND_TYPES, mma_tile
+from fa4build.simulate.units.tensor_core import OPERAND_TYPES, mma_tile
 from tests.simulate.native.units_library import library, same
 
 TYPES = ("bf16", "f16", "tf32", "e4m3", "e5m2")

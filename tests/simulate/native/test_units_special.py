@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from fa4build.simulate import mufu
+from fa4build.simulate.units import mufu
 from tests.simulate.native.units_library import lanes, nasty_f32, random_f32, same
 
 MEASURED = {"ex2_ftz": mufu.ex2_ftz, "ex2": mufu.ex2, "lg2_ftz": mufu.lg2_ftz, "rcp_ftz": mufu.rcp_ftz}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa4build.simulate import lg2_unit, mufu
+from fa4build.simulate.units import lg2_unit, mufu
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "fa4build" / "simulate" / "native"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa4build.simulate.float_formats import add_f32
+from fa4build.simulate.units.float_formats import add_f32
 from tests.simulate.probes.probe import (
     INPUT,
     OUTPUT,

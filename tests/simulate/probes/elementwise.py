@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa4build.simulate import float_formats as ff
-from fa4build.simulate import mufu
+from fa4build.simulate.units import float_formats as ff
+from fa4build.simulate.units import mufu
 from tests.simulate.probes.probe import INPUT, OUTPUT, THREAD, Probe, kernel_text, unwritten
 
 THREADS = 256

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fa4build.simulate.float_formats import add_f32, fma_f32, mul_f32, sub_f32
+from fa4build.simulate.units.float_formats import add_f32, fma_f32, mul_f32, sub_f32
 from tests.simulate.probes.elementwise import COUNT, Operation, mixed_operands
 from tests.simulate.probes.elementwise import probe_of as elementwise_probe
 

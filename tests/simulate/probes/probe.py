@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa4build.simulate.tensor_map import TensorMap
+from fa4build.simulate.hardware.tensor_map import TensorMap
 
 UNWRITTEN = 0xCDCDCDCD  # initial content of outputs and shared memory, so that bytes never written show
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fa4build.numerics.exp2 import exp2_emulated
 from fa4build.numerics.kernel_blocks import definitions, polynomials
-from fa4build.simulate import mufu
+from fa4build.simulate.units import mufu
 from tests.simulate.probes.probe import INPUT, OUTPUT, THREAD, Probe, kernel_text, unwritten
 
 THREADS = 1024

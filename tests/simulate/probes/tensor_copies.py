@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from fa4build.simulate import tma
-from fa4build.simulate.tensor_map import TensorMap
+from fa4build.simulate.hardware import tma
+from fa4build.simulate.hardware.tensor_map import TensorMap
 from tests.simulate.probes.probe import (
     SHARED,
     SHARED_BASE,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa4build.simulate.smem_descriptor import SmemDescriptor, load_matrix
-from fa4build.simulate.tensor_core import OPERAND_TYPES, mma_tile
+from fa4build.simulate.hardware.smem_descriptor import SmemDescriptor, load_matrix
+from fa4build.simulate.units.tensor_core import OPERAND_TYPES, mma_tile
 from tests.simulate.probes.probe import (
     INPUT,
     OUTPUT,

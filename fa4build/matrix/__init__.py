@@ -1,0 +1,1 @@
+"""What can be asked for: targets, axes, variants, selections, and how each variant is tuned."""

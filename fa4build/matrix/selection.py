@@ -1,0 +1,25 @@
+"""What a user picks out of a matrix, for any family of kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fa4build.matrix.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a user picks out of the matrix. Everything given must hold at once; nothing given is the default matrix.
+
+    Attributes:
+        arches: names or aliases of targets; empty is all.
+        globs: patterns over ids (`*`, `?`, `[..]`); a variant is taken if any matches; empty is all.
+        spec: a specification, or the path of its file.
+    """
+
+    arches: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+    spec: Spec | Path | str | None = None

@@ -1,0 +1,1 @@
+"""What leaves the house: manifests, packs, wheels, bundles, their signatures and inspection."""

@@ -1,0 +1,1 @@
+"""What warps run on: gangs, schedulers, memories, descriptors, copy engine."""

@@ -1,0 +1,1 @@
+"""One rule an opcode; `rules` registers all of them."""

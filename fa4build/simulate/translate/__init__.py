@@ -1,0 +1,1 @@
+"""From PTX nodes to Python text: the opcode table and the writer of functions."""

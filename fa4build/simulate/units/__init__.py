@@ -1,0 +1,1 @@
+"""Bit formats and arithmetic units, bit for bit."""

@@ -1,0 +1,1 @@
+"""What is kept: compiled kernels by key, evidence about them, and what is let in."""

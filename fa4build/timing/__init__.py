@@ -1,0 +1,1 @@
+"""A performance model over the simulator's record. No part of a proof."""

@@ -1,0 +1,1 @@
+"""Backward kernels, a file for each architecture and the axes that it serves."""

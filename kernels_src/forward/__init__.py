@@ -1,0 +1,1 @@
+"""Forward kernels, a file for each architecture and the axes that it serves."""
