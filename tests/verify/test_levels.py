@@ -8,8 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from fa4build.cases.acceptance_set import acceptance_cases
+from fa4build.cli.verify import command
 from fa4build.compiling.compile import CompileOptions
 from fa4build.compiling.toolchain import current_toolchain
 from fa4build.errors import Fa4BuildError, NotCachedError, NothingSelectedError, SimulationError, VariantError
@@ -25,6 +27,7 @@ from fa4build.store.evidence import (
     write_record,
 )
 from fa4build.verify.levels import Check, Options, VerifyReport, built_variants, install_record, keep_simulated, verify
+from fa4build.verify.native import prove_native
 from fa4build.verify.pool import End
 from fa4build.verify.runs import Link
 from fa4build.verify.simulated import Proof
@@ -200,6 +203,38 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
     again = verify(variants, cache, Options(static=False))
     assert simulations == [TWINS[0]]
     assert [check.status for check in again.checks] == ["known", "known"]
+
+
+def test_the_native_engine_proves_anew_and_leaves_no_evidence(tmp_path, monkeypatch):
+    """Old evidence counts for nothing and stays as it is, whether the engine passes the kernel or not."""
+    functions = []
+
+    def run(tasks, *, on_end, **_):
+        for task in tasks:
+            functions.append(task.function)
+            failures = ("wrong",) if len(functions) > 1 else ()
+            proof = Proof(summary={"proof_sha256": "native"}, runs=(), failures=failures)
+            on_end(End(name=task.name, result=proof, error=None, seconds=1.0))
+
+    monkeypatch.setattr("fa4build.verify.levels.run_tasks", run)
+    cache = Cache(tmp_path)
+    digest = fill_twins(cache)[TWINS[0]]
+    write_record(cache.root, "simulated", digest, {"cases": 7})
+    options = Options(static=False, engine="native")
+    statuses = [verify([parse_variant(TWINS[0])], cache, options).checks[0].status for _ in range(2)]
+
+    assert functions == [prove_native, prove_native]
+    assert statuses == ["passed", "failed"]
+    assert read_record(cache.root, "simulated", digest)["cases"] == 7
+
+
+def test_what_the_native_engine_says_cannot_be_kept():
+    """Neither as evidence of the checkout, nor for kernels of other families: one sentence."""
+    for more in (["--keep"], ["--family", "flash-attn-4"]):
+        result = CliRunner().invoke(command, ["--simulate", "--engine", "native", *more])
+
+        assert result.exit_code == 2
+        assert "--engine native simulates kernels of fa4, and leaves no evidence to --keep" in result.output
 
 
 def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypatch):

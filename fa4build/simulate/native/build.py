@@ -82,10 +82,10 @@ def digest() -> str:
 
 
 def default_folder() -> Path:
-    """Where libraries are kept: beside the cache of kernels."""
-    root = os.environ.get("FA4BUILD_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(root) if root else Path.home() / ".cache"
-    return base / "fa4build" / "native"
+    """Where libraries are kept: in the user's cache, beside the kernels."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("fa4build") / "native"
 
 
 def build(folder: Path | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,8 @@ from fa4build.simulate.native.program import Program, program_for
 from fa4build.simulate.native.tables import table
 
 _POINTER = ctypes.c_void_p
+_ONE_AT_A_TIME = threading.Lock()  # the engine keeps scratch memory of its own
+MAX_CTAS = 16  # of a cluster; core.h
 RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
 _MAP_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8))
 
@@ -135,6 +138,8 @@ def run_launch(
         raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}")
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
+    if (ctas := launch.cluster[0] * launch.cluster[1] * launch.cluster[2]) > MAX_CTAS:
+        raise SimulationError(f"{launch.kernel}: a cluster of {ctas} CTAs; the native engine runs up to {MAX_CTAS}")
     memory.begin_launch()
     findings = Findings(launch.kernel, program.function.instructions, allowed)
     if checks:
@@ -216,7 +221,8 @@ class _Job:
         """Runs, and turns what the engine tells into errors or the report."""
         engine = library()
         pointer = ctypes.addressof(self.raw)
-        status = engine.sim_run(pointer)
+        with _ONE_AT_A_TIME:
+            status = engine.sim_run(pointer)
         try:
             if status == RUN_BAD_MAP and self.bad_map is not None:
                 raise self.bad_map

@@ -30,7 +30,12 @@ def _sources_digest() -> str:
     """Of all that the tables are made from."""
     found = hashlib.sha256()
     folder = resources.files("fa4build.simulate")
-    for name in ("units/mufu.py", "units/lg2_unit.py", "data/h200_ex2_1to2_delta.npy.xz", "data/h200_rcp_1to2_delta.npy.xz"):
+    for name in (
+        "units/mufu.py",
+        "units/lg2_unit.py",
+        "data/h200_ex2_1to2_delta.npy.xz",
+        "data/h200_rcp_1to2_delta.npy.xz",
+    ):
         found.update(folder.joinpath(name).read_bytes())
     return found.hexdigest()[:32]
 

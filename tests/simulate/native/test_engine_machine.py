@@ -216,5 +216,8 @@ def test_a_launch_that_does_not_fit_its_ptx_is_refused(monkeypatch):
 
     with pytest.raises(SimulationError, match=r"launched with 64 threads, the PTX requires 32"):
         run_launch(text_of(""), launch, None)
+    crowd = SimLaunch(kernel="snippet", grid=(32, 1, 1), block=(32, 1, 1), cluster=(32, 1, 1), parameters=b"\0" * 24)
+    with pytest.raises(SimulationError, match=r"a cluster of 32 CTAs; the native engine runs up to 16"):
+        run_launch(text_of(""), crowd, None)
     with pytest.raises(SimulationError, match="schedule 'never' is unknown"):
         run_launch(text_of(""), launch, None, schedule="never")
