@@ -29,6 +29,7 @@ from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch
 from fa4build.runtime.fa4_kernels.record import miss_line
 from fa4build.store.cache import Cache
 from tests.artifacts import COMPILER_CACHE
+from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANT_ID = "fwd-sm90a-bf16-hd128-causal"
@@ -63,16 +64,19 @@ def fa4build(
 def fill(root: Path, variant_id: str = VARIANT_ID) -> str:
     """A finished compile of a variant, as it would be made now, without compiling. Returns its key."""
     recipe = recipe_for(parse_axes(variant_id), current_toolchain(), CompileOptions())
+    symbol = f"{variant_id.replace('-', '_')}_0"
+    cubin = made_up_cubin({symbol: MadeUpEntry()}, code=variant_id.encode())
     facts = {
         "target": "sm_90a",
         "ptxas": "V13.4.59",
-        "symbols": ["k_0"],
+        "symbols": [symbol],
         "registers": 168,
         "spill_bytes": 0,
         "local_bytes": 0,
         "shared_bytes": 1024,
     }
-    objects = {"cubin": variant_id.encode(), "plan": b"{}", "ptx": b"ptx", "log": b"log"}
+    plan = made_up_plan(cubin, [symbol], smem=1024)
+    objects = {"cubin": cubin, "plan": plan, "ptx": b"ptx", "log": b"log"}
     Cache(root).put(name=recipe.name, inputs=recipe.inputs, facts=facts, objects=objects)
     return recipe.key
 
@@ -381,6 +385,7 @@ def test_a_bundle_is_one_command_and_signed_by_the_key_it_is_given(fa4build, tmp
     key = json.loads(fa4build("key", "new", "--json").out)
     arguments = ("--select", VARIANT_ID, "--platform", "x86_64", "--sign", "release.key", "--assert-cached")
     done = fa4build("bundle", "out", *arguments, "--json")
+    assert done.code == 0, done.err
     first = (tmp_path / "out" / "SHA256SUMS").read_bytes()
     again = fa4build("bundle", "out", *arguments)
     (pack,) = (tmp_path / "out" / "wheels").glob("*none-any.whl")

@@ -6,6 +6,7 @@ fails, crashes or does not end is an error that names the variant and the log; t
 """
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from fa4build.compiling.compile import WORKER, CompileOptions, CompileRequest, Cubin, compile_kernel, prepare
 from fa4build.compiling.executors import Finished, LocalExecutor
 from fa4build.compiling.fork_server import LOG_NAME
-from fa4build.compiling.render import KernelSource
+from fa4build.compiling.render import KernelSource, kernels_source_dir
 from fa4build.compiling.toolchain import current_toolchain
 from fa4build.errors import CompileError, Fa4BuildError, LaunchPlanError, ToolchainError
 from fa4build.matrix.axes import parse_axes
@@ -142,8 +143,11 @@ def outputs(cubin: Cubin) -> tuple:
 ALONE = """
 import os, sys
 from pathlib import Path
-from fa4build.compiling.compile_worker import run
+from fa4build.compiling import inputs_read
+from fa4build.compiling.compile_worker import run, setup
 
+inputs_read.watch()
+setup()
 os.chdir(sys.argv[1])
 run(Path(sys.argv[1]))
 """
@@ -173,7 +177,9 @@ def test_a_forked_child_makes_the_bytes_that_an_interpreter_of_its_own_makes(exe
 def toy_source() -> KernelSource:
     """The toy as if it had been rendered."""
     text = TEXT.replace("SYMBOL", "toy")
-    return KernelSource(variant=parse_axes(VARIANT_ID), text=text, sha256="", symbol="toy", dependencies=())
+    package = kernels_source_dir() / "__init__.py"  # imported with every rendered module
+    reached = (("kernels_src/__init__.py", hashlib.sha256(package.read_bytes()).hexdigest()),)
+    return KernelSource(variant=parse_axes(VARIANT_ID), text=text, sha256="", symbol="toy", dependencies=reached)
 
 
 def test_one_kernel_can_be_compiled_without_a_pipeline(tmp_path, executor):

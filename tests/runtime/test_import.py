@@ -58,7 +58,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 TAKE_TENSORS = (
     *("allocation.py", "answers.py", "api.py", "autograd.py", "flops.py", "general.py", "gradients.py", "hf.py"),
-    *("observers.py", "ops.py", "packed.py", "problems.py", "recipes.py", "sdpa.py"),
+    *("observers.py", "ops.py", "packed.py", "problems.py", "recipes.py", "sdpa.py", "torch_backend.py"),
 )
 
 

@@ -297,7 +297,6 @@ def test_a_converted_sink_is_never_told(in_c):
     "given",
     [
         pytest.param({"window_size": [5, 0]}, id="a list"),
-        pytest.param({"causal": torch.tensor(True)}, id="a tensor for a number"),
         pytest.param({"max_seqlen_q": torch.tensor(20)}, id="a tensor for a bound"),
     ],
 )

@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "ptx-semantics.md").read_text()
 SOURCES = [*(ROOT / "fa4build").rglob("*.py"), *(ROOT / "tests" / "simulate").rglob("*.py")]
 _CITED = re.compile(r"ptx-semantics\.md ((?:\d+(?:\.\d+)?)(?:(?:, | and | to )\d+(?:\.\d+)?)*)")
 _HEADING = re.compile(r"^#+ (\d+(?:\.\d+)?)\.? ", re.MULTILINE)
-_RULE = re.compile(r'"(R\d+(?:w|-\w+)?)[" ]')
+_RULE = re.compile(r'"(R[1-9]\d*(?:w|-\w+)?)[" ]')
 
 
 def citations() -> list[tuple[str, str]]:

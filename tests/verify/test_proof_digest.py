@@ -248,7 +248,7 @@ print(json.dumps({name: code_sha256(parse_variant(name), ops) for name, ops in h
 
 def test_moved_and_renamed_files_lose_no_proof(copied, before):
     """Modules of every kind move to other folders, imports follow; the copy itself says what its digests are."""
-    rules = copied / "simulate" / "rules.py"
+    rules = copied / "simulate" / "instructions" / "rules.py"
     rules.write_text("".join(f"import {module}  # noqa: F401\n" for module in reversed(RULE_MODULES)))
     for old, new in MOVES.items():
         target = path_of(copied, new)
