@@ -189,6 +189,16 @@ def test_what_is_not_ours_goes_to_torch_and_is_counted(active, originals, change
     assert counts.served().answered == {}
 
 
+def test_packed_queries_without_starts_of_the_keys_go_to_torch(active, originals):
+    """Where the keys of a sequence begin is not said."""
+    q, starts = drawn(24, 2, 64), torch.tensor([0, 8, 24], dtype=torch.int32)
+    used = torch.tensor([4, 4], dtype=torch.int32)
+    with pytest.raises(RuntimeError):  # the recorder returns what the other operator does
+        aten._flash_attention_forward(q, q, q, starts, None, 16, 16, 0.0, False, False, seqused_k=used)
+
+    assert len(originals["aten::_flash_attention_forward"].calls) == 1
+
+
 def test_a_head_dim_without_a_kernel_goes_to_torch(active, originals):
     """The dispatcher's answer decides."""
     loader.runtime().lacks = lambda problem: problem.head_dim == 48

@@ -201,6 +201,8 @@ def _attend(
         return _dense(q, k, v, scale, is_causal)
     if block_table is not None and seqused_k is None:
         raise _Kept("block_table without seqused_k")
+    if block_table is None and starts[1] is None:
+        raise _Kept("packed queries without cum_seq_k")
     starts_k = None if block_table is not None else starts[1]
     lists = Lists(starts[0], starts_k, block_table, None, seqused_k)
     bound_k = k.shape[1] * block_table.shape[1] if block_table is not None else bounds[1]
@@ -258,6 +260,8 @@ def _flash_backward(
     has_window = (window_size_left, window_size_right) not in ((None, None), (-1, -1))
     if cum_seq_q is None and not has_window:
         return _dense_gradients(query, key, value, out, logsumexp, grad_out, scale, is_causal)
+    if (cum_seq_q is None) != (cum_seq_k is None):
+        raise _Kept("packed queries without cum_seq_k")
     call = _call(query, key, value, Lists(cum_seq_q, cum_seq_k), scale, (left, right))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return backward(call, out, logsumexp, grad_out, None, deterministic=deterministic)[:3]
