@@ -24,8 +24,9 @@ def acceptance_cases(kernel: str) -> tuple[str, ...]:
     return tuple(case.name for case in cases_of_variant(variant)) if has_cases(variant) else ()
 
 
-def acceptance_schedules() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The schedules of every proof, and those of them with every check on."""
-    from fa4build.cases.schedules import RUNS
+def acceptance_schedules(engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The schedules of every proof in an engine, and those of them with every check on."""
+    from fa4build.cases.schedules import runs_of
 
-    return tuple(run.schedule for run in RUNS), tuple(run.schedule for run in RUNS if run.checks)
+    runs = runs_of(engine)
+    return tuple(run.schedule for run in runs), tuple(run.schedule for run in runs if run.checks)

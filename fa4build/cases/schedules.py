@@ -30,3 +30,8 @@ RUNS = (
     Run(schedule="random", padded=True, num_sms=3, checks=True, by_warp=True, concurrent_clusters=2),
 )
 """The first is compared with the reference; the others with the first, bit by bit."""
+
+
+def runs_of(engine: str) -> tuple[Run, ...]:
+    """The runs of a proof in the engine of a name, `native` or `python`."""
+    return RUNS

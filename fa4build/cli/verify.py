@@ -42,16 +42,16 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 )
 @click.option(
     "--engine",
-    type=click.Choice(("python", "native")),
-    default="python",
+    type=click.Choice(("native", "python")),
+    default="native",
     show_default=True,
-    help="What simulates. The native engine is a dozen times faster and leaves no evidence.",
+    help="What simulates: the native engine, or the Python one, its oracle, a dozen times slower.",
 )
 @click.option("--fresh", is_flag=True, help="Simulate also what has passed before and has not changed.")
 @click.option(
     "--keep",
     is_flag=True,
-    help="With --simulate: add proofs to evidence/ of the checkout, to be committed; those there are not made again.",
+    help="With --simulate: add proofs to evidence/ of the checkout, to be committed.",
 )
 @click.option(
     "--timeout",
@@ -128,14 +128,13 @@ def command(
             raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
+    from fa4build.shipping.release import committed_evidence
     from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify
     from fa4build.verify.static import BASELINE_DIR
 
     family = family_named(family_name)
     if keep and not (simulate and family.name == DEFAULT):
         raise click.UsageError("--keep goes with --simulate, of kernels of fa4.")
-    if engine == "native" and (keep or family.name != DEFAULT):
-        raise click.UsageError("--engine native simulates kernels of fa4, and leaves no evidence to --keep.")
     keep_in = _evidence_dir(evidence_dir) if keep else None
     options = Options(
         static=static or update_baseline or not simulate,
@@ -148,7 +147,7 @@ def command(
         nvdisasm=find_nvdisasm() if as_json else None,  # shown there alone
         update_baseline=update_baseline,
         baseline_dir=baseline_dir or BASELINE_DIR,
-        evidence_dirs=(keep_in,) if keep_in else (),
+        evidence_dirs=tuple(dict.fromkeys((*committed_evidence(), *((keep_in,) if keep_in else ())))),
     )
     chosen = built_variants(arches, globs) if family.name == DEFAULT else family_kernels(family, arches, globs)
     with _progress() as tell:

@@ -1,6 +1,6 @@
 """From a launch plan and named arrays to a run: the ABI of the product is what the simulator is launched through."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -11,9 +11,19 @@ from fa4build.simulate.hardware.tensor_map import ELEMENT_TYPES, TensorMap
 from fa4build.simulate.launch import RunReport, SimLaunch, parameter_block, run_launch
 from fa4build.simulate.ptx.parser import parse_module
 
+Launcher = Callable[..., RunReport]
+"""An engine: what runs a launch, with the signature, the errors and the report of `launch.run_launch`."""
+
 
 def simulate_launch(
-    ptx: str, launch: Launch, memory: GlobalMemory, *, registers: int | None = None, by_warp: bool = False, **options
+    ptx: str,
+    launch: Launch,
+    memory: GlobalMemory,
+    *,
+    registers: int | None = None,
+    by_warp: bool = False,
+    engine: Launcher = run_launch,
+    **options,
 ) -> RunReport:
     """Runs one launch of a plan.
 
@@ -23,7 +33,8 @@ def simulate_launch(
         memory: the buffers whose addresses went into the inputs.
         registers: registers a thread, from the cubin; None leaves setmaxnreg budgets unchecked.
         by_warp: no lockstep of warps.
-        options: of `run_launch`: checks, schedule, seed, contract, concurrent_clusters.
+        engine: what runs it; default: the Python engine.
+        options: of the engine: checks, schedule, seed, contract, concurrent_clusters.
 
     Raises:
         SimulationError: see `run_launch`; also when plan and PTX disagree.
@@ -40,7 +51,7 @@ def simulate_launch(
         registers=registers,
         by_warp=by_warp,
     )
-    return run_launch(ptx, described, memory, **options)
+    return engine(ptx, described, memory, **options)
 
 
 def _entry(ptx: str, kernel: str):

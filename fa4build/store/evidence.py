@@ -7,7 +7,11 @@ is no record is told and counts for nothing.
 Three levels: `static` (facts read from the binary), `simulated` (run in the PTX simulator), `silicon` (run on a GPU
 from the wheels). Static and simulated records lie in the cache directory (`evidence/<level>/<sha256>.json`). Records
 from silicon are committed (`evidence/<arch>/*.json`), since few machines can repeat them, and so is what the simulator
-has proven (`evidence/<arch>/simulated.json`), since it takes hours.
+has proven (`evidence/<arch>/simulated.json`), so that nobody has to prove the same bytes again.
+
+A simulated record names the engine that ran and the orders (`schedules`) that it ran in; one without a name is of the
+Python engine. Each engine's proofs are known by its own identity. A kernel has one record: a native one shows more, and
+no Python one takes its place.
 """
 
 import json
@@ -161,12 +165,22 @@ def level_fault(level: str, kernel: str, summary: Any) -> str | None:
     cases = acceptance_cases(kernel)
     if not cases:  # of another family: proven by the cases of an operator
         return None if summary.get("operator") else "names no operator, and there are no acceptance cases for it"
-    schedules, checked = acceptance_schedules()
+    schedules, checked = acceptance_schedules(engine_of(summary))
     if summary["cases"] != len(set(cases)):
         return f"is of {summary['cases']} cases, the acceptance set has {len(set(cases))}"
     if (tuple(summary["schedules"]), tuple(summary["checked_schedules"])) != (schedules, checked):
         return f"is of the schedules {', '.join(summary['schedules'])}, needed are {', '.join(schedules)}"
     return None
+
+
+def engine_of(summary: Mapping[str, Any]) -> str:
+    """The engine of the simulator that a simulated summary is of."""
+    return summary.get("engine", "python")
+
+
+def outranks(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Whether a simulated summary stays where another one of the same kernel would replace it."""
+    return one is not None and (engine_of(one), engine_of(other)) == ("native", "python")
 
 
 def target_of(kernel: str) -> str | None:
@@ -291,10 +305,15 @@ def committed_in(directories: Iterable[Path]) -> Committed:
 
 
 def evidence_for(subject: Subject, cache_root: Path, committed: Committed) -> Evidence:
-    """All that is known of a kernel, sealed for it. What was simulated here comes before what was committed."""
+    """All that is known of a kernel, sealed for it. What was simulated here comes before what was committed,
+    unless that is of the native engine and this is not."""
+    simulated = read_record(cache_root, "simulated", subject)
+    of_checkout = committed.simulated.get(subject.cubin_sha256)
+    if simulated is None or outranks(of_checkout, simulated):
+        simulated = of_checkout
     found = {
         "static": read_record(cache_root, "static", subject),
-        "simulated": read_record(cache_root, "simulated", subject) or committed.simulated.get(subject.cubin_sha256),
+        "simulated": simulated,
         "silicon": committed.silicon.get(subject.cubin_sha256),
     }
     return Evidence(**{level: _sealed(level, subject, summary) for level, summary in found.items()})

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fa4build.cases.bits import from_bits
-from fa4build.cases.schedules import RUNS, Run
+from fa4build.cases.schedules import Run
 from fa4build.errors import Fa4BuildError, SimulationError
 from fa4build.families.interface import OpRecipe
 from fa4build.families.proof import Problem, ProofCase
@@ -31,9 +31,10 @@ from fa4build.plan import LaunchPlan, evaluate, failed_guard, plan_from_json
 from fa4build.runtime.fa4_kernels.expressions import evaluate as value_of
 from fa4build.simulate import GlobalMemory, simulate_launch
 from fa4build.verify.code_identity import place_of
+from fa4build.verify.engines import DEFAULT, engine_named
 from fa4build.verify.identity import PACKAGE, Prover, digest_of, plan_sha256, ptx_form
 from fa4build.verify.runs import poisoned
-from fa4build.verify.simulated import MAX_FAILURES, Proof, summary_of
+from fa4build.verify.simulated import MAX_FAILURES, Proof, runs_document, summary_of
 
 _BITS = {
     **dict.fromkeys(("bf16", "fp16"), np.uint16),
@@ -56,13 +57,15 @@ class KernelFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
-    """An operator to prove, as plain data for another process. `sha256` is over all but the seeds."""
+    """An operator to prove, as plain data for another process. `sha256` is over all but the seeds;
+    `engine`: by name."""
 
     recipe: OpRecipe
     kernels: Mapping[str, KernelFiles]
     cases: tuple[ProofCase, ...]
     seeds: tuple[int, ...]
     sha256: str
+    engine: str = DEFAULT
 
 
 def operators_of(recipes: Iterable[OpRecipe], kernels: Iterable[str]) -> dict[str, OpRecipe]:
@@ -79,7 +82,11 @@ def operators_of(recipes: Iterable[OpRecipe], kernels: Iterable[str]) -> dict[st
 
 
 def operator_request(
-    recipe: OpRecipe, kernels: Mapping[str, KernelFiles], cases: Sequence[ProofCase], seeds: tuple[int, ...]
+    recipe: OpRecipe,
+    kernels: Mapping[str, KernelFiles],
+    cases: Sequence[ProofCase],
+    seeds: tuple[int, ...],
+    engine: str = DEFAULT,
 ) -> OperatorRequest:
     """The request to prove an operator, from the compiled kernels of its steps."""
     forms = {name: ptx_form(files.ptx) for name, files in kernels.items()}
@@ -87,24 +94,26 @@ def operator_request(
         recipe.document(),
         {name: [forms[name].sha256, plan_sha256(f.plan, forms[name]), f.registers] for name, f in kernels.items()},
         [dataclasses.asdict(case) for case in cases],
-        [dataclasses.asdict(run) for run in RUNS],
-        _code_sha256(cases, {opcode for form in forms.values() for opcode in form.opcodes}),
+        runs_document(engine),
+        _code_sha256(cases, {opcode for form in forms.values() for opcode in form.opcodes}, engine),
     ]
     digest = digest_of(parts)
-    return OperatorRequest(recipe=recipe, kernels=dict(kernels), cases=tuple(cases), seeds=seeds, sha256=digest)
+    return OperatorRequest(
+        recipe=recipe, kernels=dict(kernels), cases=tuple(cases), seeds=seeds, sha256=digest, engine=engine
+    )
 
 
-def _code_sha256(cases: Sequence[ProofCase], opcodes: set[str]) -> list[str]:
+def _code_sha256(cases: Sequence[ProofCase], opcodes: set[str], engine: str) -> list[str]:
     """Digests of what runs and judges the cases, and of what draws them: its bytes if it is not of this package."""
     draws = sorted({tuple(case.draw.split(":")) for case in cases})
     own = [(module, name) for module, name in draws if module.split(".")[0] == PACKAGE]
     foreign = [hashlib.sha256(_source(module)).hexdigest() for module, name in draws if (module, name) not in own]
-    return [_own_prover().sha256([place_of(prove_operator), *own], opcodes), *foreign]
+    return [_own_prover(engine).sha256([place_of(prove_operator), *own], opcodes), *foreign]
 
 
 @functools.cache
-def _own_prover() -> Prover:
-    return Prover((summary_of,))
+def _own_prover(engine: str) -> Prover:
+    return Prover((summary_of, engine_named), engine)
 
 
 def _source(module: str) -> bytes:
@@ -122,15 +131,15 @@ def prove_operator(request: OperatorRequest, tell: Callable[[str], None]) -> Pro
                 failures.append("further cases were not run")
                 break
             tell(f"case {number}/{len(request.cases)} {case.name}")
-            row, faults = prove_operator_case(request, case, seed)
+            row, faults = prove_operator_case(request, case, seed, engine_named(request.engine).runs)
             rows.append(row)
             failures += [f"case {case.name} (seed {seed}): {fault}" for fault in faults]
-    summary = {**summary_of(request.sha256, request.seeds, rows), "operator": request.recipe.id}
+    summary = {**summary_of(request.sha256, request.seeds, rows, request.engine), "operator": request.recipe.id}
     return Proof(summary=summary, runs=tuple(rows), failures=tuple(failures))
 
 
 def prove_operator_case(
-    request: OperatorRequest, case: ProofCase, seed: int, runs: tuple[Run, ...] = RUNS
+    request: OperatorRequest, case: ProofCase, seed: int, runs: tuple[Run, ...]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Runs of one case up to the first bad one: a row of figures (`ratio` <= 1 is allowed), and what is wrong."""
     module, _, name = case.draw.partition(":")
@@ -250,6 +259,7 @@ class _Call:
                     seed=seed,
                     concurrent_clusters=self._run.concurrent_clusters,
                     allowed=_tolerated(case, step.kernel),
+                    engine=engine_named(self._request.engine).run_launch,
                 )
                 self.warp_instructions += report.warp_instructions
                 self.notes = (*self.notes, *report.notes)

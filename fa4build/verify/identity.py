@@ -3,13 +3,16 @@
 * The kernel: its PTX without comments, positions, and names of labels and symbols; its plan without what it was
   compiled from; registers a thread; what its target and argument list say to a run.
 * The code that runs and judges it, by what it computes (code_identity): the functions that prove this kind of kernel
-  with all they reach, and of the opcode table the rules of the opcodes that stand in this PTX.
-* Tables of the simulator by their bytes, its C sources by their tokens.
+  with all they reach, in one of the engines (engines); of its opcode table the rules of the opcodes that stand in this
+  PTX.
+* Of the native engine also its C code, as far as operations of these opcodes reach it (c_identity), and the flags of
+  the compiler.
+* Tables of the simulator by their bytes.
 
-Not in it: Python and numpy. The simulator computes with integers and with single operations of IEEE 754, which are
-exact in every version; what numpy does not fix to the bit (its random streams, exp and sums of the reference) chooses
-other inputs for the same cases, or moves a reference by less than any bound allows for. A proof made under one version
-is a proof under the next. Nor the timing model, which no proof reaches.
+Not in it: Python, numpy, the C compiler and the host. The simulator computes with integers and with single operations
+of IEEE 754, which are exact in every version; what numpy does not fix to the bit (its random streams, exp and sums of
+the reference) chooses other inputs for the same cases, or moves a reference by less than any bound allows for. A proof
+made under one version is a proof under the next. Nor the timing model, which no proof reaches.
 """
 
 import functools
@@ -25,11 +28,21 @@ import fa4build
 from fa4build import simulate
 from fa4build.files import write_atomically
 from fa4build.simulate.instructions import rules  # noqa: F401  registers every opcode rule
+from fa4build.simulate.native import build
+from fa4build.simulate.native.coder import decodes, operations_of, rule_of
+from fa4build.simulate.translate.node_scope import in_node_scope
 from fa4build.simulate.translate.opcodes import fused, maker_of, system
+from fa4build.verify.c_identity import CSources
 from fa4build.verify.code_identity import Place, Tree, place_of
+from fa4build.verify.engines import DEFAULT, engine_named
 
 PACKAGE = "fa4build"
 _CHOSEN = (place_of(fused), place_of(system))
+_CHOSEN_BY_NATIVE = (place_of(decodes), place_of(in_node_scope))
+"""Decorators that enter a function in a table: rules, which a kernel's opcodes choose; the others that which only the
+Python engine's own code takes from."""
+_BUILDS = (place_of(build.library), place_of(build.default_folder))
+"""How the C code comes to run: what it is made from counts, and how it is made by the flags alone."""
 
 # --- PTX --------------------------------------------------------------------------------------------------------------
 
@@ -153,34 +166,64 @@ def plan_sha256(text: str, ptx: PtxForm) -> str:
 
 
 class Prover:
-    """The code of proofs, as it lies in a tree of sources.
+    """The code of proofs in an engine, as it lies in a tree of sources.
 
     Args:
         given: functions and classes whose outcome a proof's digest holds as values; their code is left out.
+        engine: by name.
         tree, data: sources and the simulator's other files; default: those that run here.
+        flags: of the C compiler; default: those of here.
     """
 
-    def __init__(self, given: Iterable[Any], *, tree: Tree | None = None, data: Path | None = None) -> None:
+    def __init__(
+        self,
+        given: Iterable[Any],
+        engine: str = DEFAULT,
+        *,
+        tree: Tree | None = None,
+        data: Path | None = None,
+        flags: Sequence[str] = build.FLAGS,
+    ) -> None:
         self._given = tuple(place_of(each) for each in given)
+        self._is_native = engine == "native"
+        self._launcher = place_of(engine_named(engine).run_launch)
         self._tree = tree or own_tree()
         self._data = data or Path(simulate.__file__).parent
+        self._flags = tuple(flags)
         self._known: dict[Any, Any] = {}
 
     def sha256(self, functions: Sequence[Place], opcodes: Iterable[str]) -> str:
         """Digest of functions with all they reach, in a simulator that has rules for these opcodes alone."""
-        roots, held = tuple(functions), frozenset(opcodes)
+        roots, held = (*functions, self._launcher), frozenset(opcodes)
         return self._once(("proof", roots, held), lambda: self._proof(roots, held))
 
     def _proof(self, roots: tuple[Place, ...], opcodes: frozenset[str]) -> str:
-        return digest_of([self._once(("engine", roots), lambda: self._engine(roots)), self._rules(opcodes)])
+        chosen = self._native_rules(opcodes) if self._is_native else self._rules(opcodes)
+        return digest_of([self._once(("engine", roots), lambda: self._engine(roots)), chosen])
 
     def _engine(self, roots: tuple[Place, ...]) -> list[Any]:
-        effects = self._tree.effects(roots, self._given, within=simulate.__name__, chosen=_CHOSEN)
-        return [self._tree.digest(roots, self._given), effects, data_digests(self._data)]
+        stops = (*self._given, *(_BUILDS if self._is_native else ()))
+        effects = self._tree.effects(roots, stops, within=simulate.__name__, chosen=self._chosen)
+        return [self._tree.digest(roots, stops), effects, data_digests(self._data)]
+
+    @property
+    def _chosen(self) -> tuple[Place, ...]:
+        return (*_CHOSEN, *_CHOSEN_BY_NATIVE) if self._is_native else _CHOSEN
 
     def _rules(self, opcodes: Iterable[str]) -> list[tuple[str, str]]:
         makers = {opcode: maker_of(opcode) for opcode in opcodes}
         return sorted((opcode, self._rule(place_of(maker))) for opcode, maker in makers.items() if maker is not None)
+
+    def _native_rules(self, opcodes: frozenset[str]) -> list[Any]:
+        """Rules that decode, and the C code of what they decode to."""
+        found = {opcode: rule_of(opcode) for opcode in opcodes}
+        decoding = sorted((opcode, self._rule(place_of(rule[0]))) for opcode, rule in found.items() if rule is not None)
+        operations = frozenset(each for opcode in opcodes for each in operations_of(opcode))
+        code = self._once(("C", operations), lambda: self._c_sources().sha256(operations))
+        return [decoding, code, self._flags]
+
+    def _c_sources(self) -> CSources:
+        return self._once("C", lambda: CSources(self._data / "native"))
 
     def _rule(self, place: Place) -> str:
         return self._once(place, lambda: self._tree.digest([place], self._given))
@@ -204,7 +247,7 @@ _NO_DATA = frozenset(("__pycache__", "native"))
 
 def data_digests(directory: Path) -> list[tuple[str, str]]:
     """Name and digest of every file below a directory that is no Python and nothing built: tables by their bytes, C
-    sources by their tokens. Folders do not matter. The native engine is left out: no proof is made by it yet."""
+    sources by their tokens. Folders do not matter. The native engine is left out: c_identity says what of it counts."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and not _NO_DATA & {*path.parts})
     kept = [path for path in files if path.suffix not in {".py", *_BUILT}]
     contents = (_c_tokens(path.read_text()) if path.suffix in _C else path.read_bytes() for path in kept)

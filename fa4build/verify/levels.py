@@ -38,6 +38,7 @@ from fa4build.store.evidence import (
     COMMITTED_SCHEMA,
     SIMULATED_NAME,
     known_records,
+    outranks,
     read_record,
     read_simulated,
     record_path,
@@ -48,9 +49,9 @@ from fa4build.store.evidence import (
     write_simulated,
 )
 from fa4build.verify.chain import companions_of
+from fa4build.verify.engines import DEFAULT as DEFAULT_ENGINE
 from fa4build.verify.family import KernelFiles, OperatorRequest, operator_request, operators_of, prove_operator
 from fa4build.verify.identity import PtxForms
-from fa4build.verify.native import prove_native
 from fa4build.verify.pool import End, Task, run_tasks
 from fa4build.verify.runs import Link
 from fa4build.verify.simulated import Proof, Request, covers, covers_kernel, prove, request_for
@@ -135,7 +136,7 @@ class Options:
         nvdisasm: NVIDIA's disassembler, for the mix of machine instructions; None = leave that out.
         update_baseline: make the figures measured now the baseline.
         evidence_dirs: where committed proofs lie; what they cover is not simulated again.
-        engine: of the simulator, `python` or `native`. Native proofs are always made anew and leave no evidence.
+        engine: of the simulator, `native` or `python`. What one has proven the other proves anew.
     """
 
     static: bool = True
@@ -148,12 +149,7 @@ class Options:
     update_baseline: bool = False
     baseline_dir: Path = BASELINE_DIR
     evidence_dirs: tuple[Path, ...] = ()
-    engine: str = "python"
-
-    @property
-    def is_native(self) -> bool:
-        """Whether simulations run in the native engine."""
-        return self.engine == "native"
+    engine: str = DEFAULT_ENGINE
 
 
 Tell = Callable[[Event], None]
@@ -326,7 +322,7 @@ class _Run:
 
     def _operator_request(self, recipe: OpRecipe, entry_of: Mapping[str, CacheEntry]) -> OperatorRequest:
         kernels = {step.kernel: self._files(entry_of[step.kernel]) for step in recipe.steps}
-        return operator_request(recipe, kernels, self.family.cases(recipe), self.options.seeds)
+        return operator_request(recipe, kernels, self.family.cases(recipe), self.options.seeds, self.options.engine)
 
     def _files(self, entry: CacheEntry) -> KernelFiles:
         texts = {name: self.cache.read(entry, name).decode() for name in ("ptx", "plan")}
@@ -338,7 +334,7 @@ class _Run:
         Kernels of equal PTX (most backwards of sm100a and sm103a) are simulated once: the second has what the first
         has passed, or runs its chain alone where its companions differ.
         """
-        known = {} if self.options.fresh or self.options.is_native else self._known_proofs()
+        known = {} if self.options.fresh else self._known_proofs()
         requests: dict[str, Request] = {}
         entry_of: dict[str, CacheEntry] = {}
         waiting: list[str] = []
@@ -364,14 +360,10 @@ class _Run:
             proven[requests[end.name].sha256] = check
 
         first = [name for name in waiting if requests[name].sha256 not in proven]
-        self._run([Task(name=name, function=self._prover, argument=requests[name]) for name in first], end)
+        self._run([Task(name=name, function=prove, argument=requests[name]) for name in first], end)
         rest = [(name, request) for name, request in requests.items() if name not in first]
         again = [(request, before.get(name) or proven[request.sha256]) for name, request in rest]
         self._run(list(self._left(again, entry_of)), end)
-
-    @property
-    def _prover(self) -> Callable[[Request, Callable[[str], None]], Proof]:
-        return prove_native if self.options.is_native else prove
 
     def _known_proofs(self) -> dict[str, list[Mapping[str, Any]]]:
         """What has been proven before, here or in the checkout, by the digest of the proof."""
@@ -390,9 +382,9 @@ class _Run:
             if check.status == "failed" or covers(summary, request):
                 self._note(replace(check, name=name), entry_of[name])
             elif covers_kernel(summary, request):
-                yield Task(name=name, function=self._prover, argument=replace(request, proven=summary))
+                yield Task(name=name, function=prove, argument=replace(request, proven=summary))
             else:
-                yield Task(name=name, function=self._prover, argument=request)
+                yield Task(name=name, function=prove, argument=request)
 
     def _run(self, tasks: Sequence[Task], on_end: Callable[[End], None]) -> None:
         run_tasks(
@@ -413,6 +405,7 @@ class _Run:
             seeds=self.options.seeds,
             chain=self._chain(variant),
             form_of=self.form_of,
+            engine=self.options.engine,
         )
 
     def _chain(self, variant: Variant) -> tuple[Link, ...]:
@@ -428,11 +421,8 @@ class _Run:
         """Keep a finished check, write or withdraw its evidence, and tell."""
         self.checks.append(check)
         subject = subject_of(entry)
-        if check.level == "simulated" and self.options.is_native:
-            pass  # the native engine's word is no evidence yet
-        elif check.status == "passed" or (
-            check.status == "known" and read_record(self.cache.root, check.level, subject) != check.summary
-        ):
+        before = read_record(self.cache.root, check.level, subject) if check.status in ("passed", "known") else None
+        if check.status in ("passed", "known") and before != check.summary and not outranks(before, check.summary):
             write_record(self.cache.root, check.level, subject, check.summary)
         elif check.status == "failed":
             record_path(self.cache.root, check.level, subject.cubin_sha256).unlink(missing_ok=True)
@@ -519,9 +509,10 @@ def keep_simulated(report: VerifyReport, evidence_dir: Path) -> tuple[Path, ...]
         for check in checks:
             if written[check.name] != arch or check.status == "unproven":
                 continue
-            kept.pop(check.name, None)
+            sha256, before = kept.pop(check.name, ("", {}))
             if check.status != "failed":
-                kept[check.name] = (report.digests[check.name], check.summary)
+                is_better = sha256 == report.digests[check.name] and outranks(before, check.summary)
+                kept[check.name] = (report.digests[check.name], before if is_better else check.summary)
         write_simulated(path, kept)
         paths.append(path)
     return tuple(paths)

@@ -14,6 +14,7 @@ from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
 from fa4build.plan import LaunchPlan, evaluate, failed_guard
 from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
+from fa4build.verify.engines import DEFAULT, engine_named
 
 POISON = 0x7FC1  # a quiet NaN in bfloat16, in float16, and twice in float32
 _GUARD = {1: FP8_NAN, 2: POISON, 4: POISON << 16 | POISON}
@@ -37,6 +38,7 @@ class Request:
     `sha256` is over all that the outcome of the kernel alone depends on but the seeds: a proof with more seeds covers
     one with fewer. `chain`: the kernels that run with it (verify/chain.py); empty where not all of them are compiled.
     `chain_sha256`: over them and `sha256`. `proven`: the summary of a proof of the kernel alone; its chain is left.
+    `engine`: by name (verify/engines.py).
     """
 
     variant_id: str
@@ -48,6 +50,7 @@ class Request:
     chain: tuple[Link, ...] = ()
     chain_sha256: str = ""
     proven: Mapping[str, Any] | None = None
+    engine: str = DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ def execute(
     inputs = plan_inputs(plan, memory, views, scalars, unwritten=unwritten)
     if (refusal := failed_guard(plan, inputs)) is not None:
         raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
+    engine = engine_named(request.engine).run_launch
     reports = [
         simulate_launch(
             request.ptx,
@@ -159,6 +163,7 @@ def execute(
             schedule=run.schedule,
             seed=seed,
             concurrent_clusters=run.concurrent_clusters,
+            engine=engine,
         )
         for launch in evaluate(plan, inputs)
         if not launch.is_empty

@@ -26,7 +26,7 @@ from fa4build.cases.forward import (
     window_of,
 )
 from fa4build.cases.of_variant import cases_of_variant, is_packed
-from fa4build.cases.schedules import RUNS, Run
+from fa4build.cases.schedules import Run
 from fa4build.errors import Fa4BuildError
 from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
@@ -36,11 +36,13 @@ from fa4build.verify.backward import prove_backward_case
 from fa4build.verify.chain import CASES as CHAIN_CASES
 from fa4build.verify.chain import prove_chain_case
 from fa4build.verify.code_identity import place_of
+from fa4build.verify.engines import DEFAULT, engine_named
 from fa4build.verify.identity import Prover, PtxForm, digest_of, plan_sha256, ptx_form
 from fa4build.verify.runs import Link, Request, execute, filled, poisoned, scalars_for, softmax_scale
 from fa4build.verify.varlen import drawer_of, dtypes_of, prove_packed_case
 
 LSE_TOLERANCE = 1e-4  # relative to max(1, |lse|); single precision with approximate exp2 and log2 gives 1e-6
+CHAIN_RUNS = 2  # of the engine's: each kernel of a chain has passed in all of them
 MAX_FAILURES = 3  # a broken kernel is broken in every case: the first ones say enough
 
 
@@ -62,6 +64,7 @@ def request_for(
     seeds: tuple[int, ...],
     chain: tuple[Link, ...] = (),
     form_of: Callable[[str], PtxForm] = ptx_form,
+    engine: str = DEFAULT,
 ) -> Request:
     """The request to prove a compiled variant. Kernels that differ in names, in the name of their Blackwell target, or
     in what they were compiled from alone have equal digests.
@@ -71,6 +74,7 @@ def request_for(
         chain: the compiled `companions_of` the variant, to prove whole gradients as well; empty leaves that out.
         seeds: each draws inputs of its own and a random schedule.
         form_of: what reads a PTX text.
+        engine: by which it is to be proven; a proof in one is none in another.
     """
     form = form_of(ptx)
     sha256 = digest_of(
@@ -79,8 +83,8 @@ def request_for(
             _kernel_digests(form, plan, registers),
             _facts(variant),
             [dataclasses.asdict(case) for case in cases_of_variant(variant)],
-            [dataclasses.asdict(run) for run in RUNS],
-            code_sha256(variant, form.opcodes),
+            runs_document(engine),
+            code_sha256(variant, form.opcodes, engine),
         ]
     )
     return Request(
@@ -91,16 +95,18 @@ def request_for(
         seeds=seeds,
         sha256=sha256,
         chain=chain,
-        chain_sha256=_chain_sha256(sha256, chain, form_of) if chain else "",
+        chain_sha256=_chain_sha256(sha256, chain, form_of, engine) if chain else "",
+        engine=engine,
     )
 
 
-def _chain_sha256(sha256: str, chain: tuple[Link, ...], form_of: Callable[[str], PtxForm]) -> str:
+def _chain_sha256(sha256: str, chain: tuple[Link, ...], form_of: Callable[[str], PtxForm], engine: str) -> str:
     forms = [form_of(link.ptx) for link in chain]
     links = [
         [link.op, *_kernel_digests(form, link.plan, link.registers)] for link, form in zip(chain, forms, strict=True)
     ]
-    code = own_prover().sha256([place_of(_prove_chain)], {opcode for form in forms for opcode in form.opcodes})
+    opcodes = {opcode for form in forms for opcode in form.opcodes}
+    code = own_prover(engine).sha256([place_of(_prove_chain)], opcodes)
     return digest_of([sha256, links, [dataclasses.asdict(case) for case in CHAIN_CASES], code])
 
 
@@ -114,23 +120,28 @@ def _facts(variant: Variant) -> dict[str, Any]:
     return {"smem_bytes": arch_named(variant.arch).smem_bytes, "dtypes": dtypes}
 
 
-def code_sha256(variant: Variant, opcodes: Iterable[str], prover: Prover | None = None) -> str:
+def code_sha256(variant: Variant, opcodes: Iterable[str], engine: str = DEFAULT, prover: Prover | None = None) -> str:
     """Digest of the code that proves a kernel of these opcodes; `prover`: of other sources than those that run here."""
     drawing = (drawer_of(variant),) if is_packed(variant) else ()
     functions = [place_of(function) for function in (prove, _prover(variant), *drawing)]
-    return (prover or own_prover()).sha256(functions, opcodes)
+    return (prover or own_prover(engine)).sha256(functions, opcodes)
 
 
 @functools.cache
-def own_prover() -> Prover:
+def own_prover(engine: str) -> Prover:
     """The code that runs here."""
-    return Prover(given())
+    return Prover(given(), engine)
 
 
 def given() -> tuple[Any, ...]:
     """What a request's digest holds as values: which kernel it is, its cases, facts, and who proves it."""
-    chosen = (cases_of_variant, _prover, _prove_chain, drawer_of, summary_of)
+    chosen = (cases_of_variant, _prover, _prove_chain, drawer_of, summary_of, engine_named)
     return (Variant, parse_variant, arch_named, dtypes_of, *chosen)
+
+
+def runs_document(engine: str) -> list[Any]:
+    """The runs of a proof in an engine, as far as they decide what happens."""
+    return [dataclasses.asdict(run) for run in engine_named(engine).runs]
 
 
 def covers_kernel(summary: Mapping[str, Any], request: Request) -> bool:
@@ -158,7 +169,7 @@ def prove(request: Request, tell: Callable[[str], None]) -> Proof:
     failures: list[str] = []
     if request.proven is None:
         _prove_cases(variant, request, tell, rows, failures)
-    summary = dict(request.proven or summary_of(request.sha256, request.seeds, rows))
+    summary = dict(request.proven or summary_of(request.sha256, request.seeds, rows, request.engine))
     if request.chain and not failures:
         of_chain: list[Mapping[str, Any]] = []
         _prove_chain(variant, request, tell, of_chain, failures)
@@ -176,12 +187,13 @@ def _prove_cases(
 ) -> None:
     """Every acceptance case of the kernel alone; adds to `rows` and `failures`."""
     plan, cases, prove_one = plan_from_json(request.plan), cases_of_variant(variant), _prover(variant)
+    runs = engine_named(request.engine).runs
     for seed in request.seeds:
         for number, case in enumerate(cases, 1):
             if len(failures) >= MAX_FAILURES:
                 return
             tell(f"case {number}/{len(cases)} {case.name}")
-            row, faults = prove_one(variant, request, plan, case, seed, RUNS)
+            row, faults = prove_one(variant, request, plan, case, seed, runs)
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
 
@@ -190,22 +202,25 @@ def _prove_chain(
     variant: Variant, request: Request, tell: Callable[[str], None], rows: list[Mapping[str, Any]], failures: list[str]
 ) -> None:
     """Whole gradients with the kernel among its companions; adds to `rows` and `failures`."""
+    runs = engine_named(request.engine).runs[:CHAIN_RUNS]
     for seed in request.seeds:
         for case in CHAIN_CASES:
             tell(f"{case.name}: forward to postprocess")
-            row, faults = prove_chain_case(variant, request, case, seed, RUNS[:2])
+            row, faults = prove_chain_case(variant, request, case, seed, runs)
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
 
 
-def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Any]:
     """Evidence: what was run under what, and the worst that was seen."""
+    runs = engine_named(engine).runs
     return {
         "proof_sha256": sha256,
+        "engine": engine,
         "cases": len({row["case"] for row in rows}),
         "seeds": list(seeds),
-        "schedules": [run.schedule for run in RUNS],
-        "checked_schedules": [run.schedule for run in RUNS if run.checks],
+        "schedules": [run.schedule for run in runs],
+        "checked_schedules": [run.schedule for run in runs if run.checks],
         "warp_instructions": sum(row["warp_instructions"] for row in rows),
         "worst_ratio": max((row["ratio"] for row in rows), default=0.0),
         "worst_lse_error": max((row["lse_error"] for row in rows), default=0.0),
@@ -217,7 +232,7 @@ def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, 
 
 
 def prove_case(
-    variant: Variant, request: Request, plan: LaunchPlan, case: Case, seed: int, runs: tuple[Run, ...] = RUNS
+    variant: Variant, request: Request, plan: LaunchPlan, case: Case, seed: int, runs: tuple[Run, ...]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Runs of one case up to the first bad one: a row of figures (`ratio` <= 1 is allowed), and what is wrong."""
     drawn = draw_inputs(case, variant.head_dim, variant.head_dim_v, seed)

@@ -8,10 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from fa4build.cases.acceptance_set import acceptance_cases
-from fa4build.cli.verify import command
+from fa4build.cases.acceptance_set import acceptance_cases, acceptance_schedules
 from fa4build.compiling.compile import CompileOptions
 from fa4build.compiling.toolchain import current_toolchain
 from fa4build.errors import Fa4BuildError, NotCachedError, NothingSelectedError, SimulationError, VariantError
@@ -19,6 +17,7 @@ from fa4build.matrix.variants import Selection, expand_matrix, parse_variant
 from fa4build.pipeline import recipe_for
 from fa4build.store.cache import Cache
 from fa4build.store.evidence import (
+    engine_of,
     known_records,
     read_record,
     read_simulated,
@@ -27,7 +26,6 @@ from fa4build.store.evidence import (
     write_record,
 )
 from fa4build.verify.levels import Check, Options, VerifyReport, built_variants, install_record, keep_simulated, verify
-from fa4build.verify.native import prove_native
 from fa4build.verify.pool import End
 from fa4build.verify.runs import Link
 from fa4build.verify.simulated import Proof
@@ -166,7 +164,9 @@ def simulations(monkeypatch):
     def run(tasks, *, on_end, **_):
         for task in tasks:
             ran.append(task.name)
-            proof = {"proof_sha256": task.argument.sha256, "cases": len(acceptance_cases(task.name))}
+            engine, (schedules, checked) = task.argument.engine, acceptance_schedules(task.argument.engine)
+            proof = {"proof_sha256": task.argument.sha256, "cases": len(acceptance_cases(task.name)), "engine": engine}
+            proof |= {"schedules": list(schedules), "checked_schedules": list(checked)}
             passed = task.argument.proven or summary("simulated", **proof)
             if task.argument.chain:
                 passed = {**passed, "chain_sha256": task.argument.chain_sha256}
@@ -205,38 +205,34 @@ def test_equal_kernels_are_simulated_once(tmp_path, simulations):
     assert [check.status for check in again.checks] == ["known", "known"]
 
 
-def test_the_native_engine_proves_anew_and_leaves_no_evidence(tmp_path, monkeypatch):
-    """Old evidence counts for nothing and stays as it is, whether the engine passes the kernel or not."""
-    functions = []
-
-    def run(tasks, *, on_end, **_):
-        for task in tasks:
-            functions.append(task.function)
-            failures = ("wrong",) if len(functions) > 1 else ()
-            proof = Proof(summary={"proof_sha256": "native"}, runs=(), failures=failures)
-            on_end(End(name=task.name, result=proof, error=None, seconds=1.0))
-
-    monkeypatch.setattr("fa4build.verify.levels.run_tasks", run)
+def test_each_engine_proves_for_itself(tmp_path, simulations):
+    """What one has proven the other proves anew; a native record stays, as it shows more."""
     cache = Cache(tmp_path)
     fill_twins(cache)
+    variants = [parse_variant(TWINS[0])]
     subject = subject_of(next(entry for entry in cache.entries() if entry.name == TWINS[0]))
-    before = summary("simulated", cases=len(acceptance_cases(TWINS[0])))
-    write_record(cache.root, "simulated", subject, before)
-    options = Options(static=False, engine="native")
-    statuses = [verify([parse_variant(TWINS[0])], cache, options).checks[0].status for _ in range(2)]
 
-    assert functions == [prove_native, prove_native]
-    assert statuses == ["passed", "failed"]
-    assert read_record(cache.root, "simulated", subject) == before
+    def proven_by(engine: str) -> str:
+        verify(variants, cache, Options(static=False, engine=engine))
+        return engine_of(read_record(cache.root, "simulated", subject))
+
+    assert [proven_by(engine) for engine in ("python", "native", "python", "native")] == ["python", *["native"] * 3]
+    assert len(simulations) == 3  # the last one was known
 
 
-def test_what_the_native_engine_says_cannot_be_kept():
-    """Neither as evidence of the checkout, nor for kernels of other families: one sentence."""
-    for more in (["--keep"], ["--family", "flash-attn-4"]):
-        result = CliRunner().invoke(command, ["--simulate", "--engine", "native", *more])
+def test_a_python_record_of_the_checkout_is_evidence_until_a_native_one_takes_its_place(tmp_path, simulations):
+    """One line a kernel: the native one, whatever comes later."""
+    cache, evidence = Cache(tmp_path / "cache"), tmp_path / "evidence"
+    digests = fill_twins(cache)
+    variants = [parse_variant(TWINS[0])]
 
-        assert result.exit_code == 2
-        assert "--engine native simulates kernels of fa4, and leaves no evidence to --keep" in result.output
+    def kept_by(engine: str) -> str:
+        keep_simulated(verify(variants, cache, Options(static=False, engine=engine, fresh=True)), evidence)
+        (row,) = read_simulated(evidence / "sm100a/simulated.json").values()
+        assert row[0] == digests[TWINS[0]]
+        return engine_of(row[1])
+
+    assert [kept_by(engine) for engine in ("python", "native", "python")] == ["python", "native", "native"]
 
 
 def test_chains_of_equal_kernels_are_known_each(tmp_path, simulations, monkeypatch):

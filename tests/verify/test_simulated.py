@@ -12,11 +12,11 @@ import pytest
 
 from fa4build.cases.forward import Case, draw_inputs, reference, round_to, window_of
 from fa4build.cases.of_variant import has_cases
+from fa4build.cases.schedules import RUNS, runs_of
 from fa4build.matrix.variants import parse_variant
 from fa4build.verify import simulated
 from fa4build.verify.runs import POISON, Link, memory_faults, poisoned
 from fa4build.verify.simulated import (
-    RUNS,
     _first_difference,
     _judge,
     _Outputs,
@@ -25,6 +25,7 @@ from fa4build.verify.simulated import (
     from_bits,
     request_for,
     softmax_scale,
+    summary_of,
     to_bits,
 )
 
@@ -50,6 +51,7 @@ def test_equal_requests_have_equal_digests():
         pytest.param({"plan": "other"}, id="plan"),
         pytest.param({"registers": 128}, id="registers"),
         pytest.param({"variant": parse_variant("fwd-sm90a-bf16-hd64-local")}, id="cases"),
+        pytest.param({"engine": "python"}, id="engine"),
     ],
 )
 def test_everything_the_outcome_depends_on_changes_the_digest(change):
@@ -93,7 +95,7 @@ def test_a_chain_has_a_proof_of_its_own():
 def test_other_schedules_and_another_simulator_change_the_digest(monkeypatch):
     """An old proof does not vouch for a check that did not exist."""
     before = request().sha256
-    monkeypatch.setattr(simulated, "RUNS", RUNS[:1])
+    monkeypatch.setattr("fa4build.verify.engines.runs_of", lambda engine: runs_of(engine)[:1])
     fewer = request().sha256
     monkeypatch.setattr(simulated, "code_sha256", lambda *_: "another")
 
@@ -125,6 +127,14 @@ def test_the_runs_differ_in_all_that_must_not_matter():
     assert any(run.padded for run in RUNS)
     assert any(run.by_warp for run in RUNS)
     assert len({run.num_sms for run in RUNS}) == len(RUNS)
+
+
+def test_a_summary_names_its_engine_and_the_orders_it_was_run_in():
+    """Those of the engine's own proofs."""
+    for engine in ("native", "python"):
+        found = summary_of("ab" * 32, (1,), [], engine)
+
+        assert (found["engine"], found["schedules"]) == (engine, [run.schedule for run in runs_of(engine)])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

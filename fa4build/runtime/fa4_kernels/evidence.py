@@ -19,6 +19,9 @@ from .abi import TARGETS
 LEVELS = ("static", "simulated", "silicon")
 """What a kernel may have passed, in rising order."""
 
+ENGINES = ("native", "python")
+"""Of the simulator. A simulated summary names the one that ran; the first ones, all of the Python engine, do not."""
+
 RECORD_FIELD = "record"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATE = re.compile(r"20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\dZ")
@@ -96,6 +99,7 @@ _OPTIONAL: Mapping[str, _Rules] = {
         "chain_cases": _positive,
         "chain_sha256": _digest,
         "chain_worst_ratio": _ratio,
+        "engine": ENGINES.__contains__,
         "operator": _text,
     },
     "silicon": {},

@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from fa4build.errors import SimulationError
 from fa4build.simulate.instructions.ctas import PARAMETER_WINDOW
 from fa4build.simulate.ptx.instructions import Address, Function, Imm, Reg, Sink, Special, Symbol
 
@@ -117,6 +119,10 @@ class Coder:
         self.texts: list[str] = []
         self.index = 0
 
+    @property
+    def _opcode(self) -> str:
+        return self.function.instructions[self.index].opcode
+
     # --- operands -------------------------------------------------------------------------------------------------
 
     def width_of(self, operand, otherwise: int) -> int:
@@ -214,7 +220,14 @@ class Coder:
         entries: list[int] | tuple[int, ...] = (),
         entries2: list[int] | tuple[int, ...] = (),
     ) -> None:
-        """Writes the record of the current instruction."""
+        """Writes the record of the current instruction.
+
+        Raises: SimulationError for an operation that the rule of its opcode does not name.
+        """
+        if operation not in _OF_ANY_OPCODE and operation not in operations_of(self._opcode):
+            raise SimulationError(
+                f"the rule of {self._opcode} emits {operation}, which it does not name; see `decodes`"
+            )
         places = (*operands, *[NONE] * (6 - len(operands)))
         numbers = (_signed(imm), _signed(imm2))
         listed = (*self.listed(entries), *self.listed(entries2))
@@ -247,26 +260,46 @@ def _signed(value: int) -> int:
 # --- the tables of decoding rules ---------------------------------------------------------------------------------
 
 
-_RULES: list[tuple[re.Pattern, Callable]] = []
+_RULES: list[tuple[re.Pattern, Callable, str]] = []
+_OF_ANY_OPCODE = frozenset(("branch", "leave", "nop", "fault"))
 
 
-def decodes(pattern: str) -> Callable:
-    """Registers `make(coder, instruction, match)` for every opcode that `pattern` matches completely."""
+def decodes(pattern: str, emits: str) -> Callable:
+    """Registers `make(coder, instruction, match)` for every opcode that `pattern` matches completely.
+
+    Args: emits: the operations that it may emit, as words with `*` and `?`; `\\1` is the first group of the match. A
+        proof depends on these alone (verify/identity.py), so that `Coder.emit` refuses others.
+    """
 
     def add(make: Callable) -> Callable:
-        _RULES.append((re.compile(pattern), make))
+        _RULES.append((re.compile(pattern), make, emits))
         return make
 
     return add
 
 
 @cache
+def _found(opcode: str) -> tuple[Callable, re.Match, str] | None:
+    for pattern, make, emits in _RULES:
+        if match := pattern.fullmatch(opcode):
+            return make, match, emits
+    return None
+
+
 def rule_of(opcode: str) -> tuple[Callable, re.Match] | None:
     """The decoding rule of an opcode, None if the native engine has none."""
-    for pattern, make in _RULES:
-        if match := pattern.fullmatch(opcode):
-            return make, match
-    return None
+    found = _found(opcode)
+    return None if found is None else found[:2]
+
+
+@cache
+def operations_of(opcode: str) -> frozenset[str]:
+    """The operations that instructions of an opcode may become, but for those of any opcode; none without a rule."""
+    found = _found(opcode)
+    if found is None:
+        return frozenset()
+    words = found[1].expand(found[2]).split()
+    return frozenset(name for name in operations() if any(fnmatchcase(name, word) for word in words)) - _OF_ANY_OPCODE
 
 
 def elements(operand) -> tuple:

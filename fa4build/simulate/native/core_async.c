@@ -23,7 +23,10 @@ void keep(Op *op) { op->refs++; }
 
 void drop(Op *op) {
     if (--op->refs) return;
-    if (op->kind == OP_WGMMA) free_wgmma(op);
+    switch (op->kind) {
+    case OP_WGMMA: free_wgmma(op); break;
+    default: break;
+    }
     free(op->staged);
     free(op->more);
     free(op);
@@ -127,8 +130,12 @@ int step_op(Op *op) {
 
 void describe_op(const Op *op, char *text, size_t room) {
     const char *what = op->reduces ? "bulk reduction" : "bulk store";
-    if (op->kind == OP_TENSOR_OUT) describe_tensor_op(op, text, room);
-    else snprintf(text, room, "%s of %u bytes to %s at line %d", what, op->size, op->buffer ? op->buffer->name : "?", op->line);
+    switch (op->kind) {
+    case OP_TENSOR_OUT: describe_tensor_op(op, text, room); break;
+    default:
+        snprintf(text, room, "%s of %u bytes to %s at line %d", what, op->size, op->buffer ? op->buffer->name : "?",
+                 op->line);
+    }
 }
 
 /* ---- queues ------------------------------------------------------------------------------------------------------ */

@@ -11,19 +11,19 @@ from fa4build.simulate.ptx.instructions import Address, Imm, Sink, Vector
 _SCOPE = r"(?:\.(release|relaxed)\.(cta|cluster))?"
 
 
-@decodes(r"mbarrier\.init\.shared(?:::cta)?\.b64")
+@decodes(r"mbarrier\.init\.shared(?:::cta)?\.b64", "mbar_init")
 def _init(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     c.emit("mbar_init", base, c.src(ins.operands[1], "u32"), imm=offset)
 
 
-@decodes(r"mbarrier\.inval\.shared(?:::cta)?\.b64")
+@decodes(r"mbarrier\.inval\.shared(?:::cta)?\.b64", "mbar_inval")
 def _inval(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     c.emit("mbar_inval", base, imm=offset)
 
 
-@decodes(rf"mbarrier\.arrive(\.expect_tx)?{_SCOPE}\.(shared|shared::cta|shared::cluster)\.b64")
+@decodes(rf"mbarrier\.arrive(\.expect_tx)?{_SCOPE}\.(shared|shared::cta|shared::cluster)\.b64", "mbar_arrive")
 def _arrive(c, ins, match) -> None:
     d = NONE if isinstance(ins.operands[0], Sink) else c.dst(ins.operands[0], "u64")
     base, offset = c.address(ins.operands[1], 32)
@@ -32,20 +32,20 @@ def _arrive(c, ins, match) -> None:
     c.emit("mbar_arrive", d, base, amount, imm=offset, flags=flags)
 
 
-@decodes(rf"mbarrier\.(expect_tx|complete_tx){_SCOPE}\.(shared|shared::cta|shared::cluster)\.b64")
+@decodes(rf"mbarrier\.(expect_tx|complete_tx){_SCOPE}\.(shared|shared::cta|shared::cluster)\.b64", "mbar_expect")
 def _expect(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     c.emit("mbar_expect", base, c.src(ins.operands[1], "u32"), imm=offset, flags=match[1] == "complete_tx")
 
 
-@decodes(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.(cta|cluster))?\.(?:shared|shared::cta)\.b64")
+@decodes(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.(cta|cluster))?\.(?:shared|shared::cta)\.b64", "mbar_wait")
 def _try_wait(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], 32)
     flags = (len(ins.operands) == 4) | SCOPES[match[3] or "cta"] << 6
     c.emit("mbar_wait", c.dst(ins.operands[0], "p"), base, c.src(ins.operands[2], "u32"), imm=offset, flags=flags)
 
 
-@decodes(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(\.aligned)?")
+@decodes(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(\.aligned)?", "bar_named")
 def _named(c, ins, match) -> None:
     number = c.src(ins.operands[0], "u32")
     count = c.src(ins.operands[1], "u32") if len(ins.operands) > 1 else NONE
@@ -53,12 +53,12 @@ def _named(c, ins, match) -> None:
     c.emit("bar_named", number, count, flags=(match[1] == "sync") | is_aligned << 1)
 
 
-@decodes(r"barrier\.cluster\.arrive(\.release|\.relaxed)?(\.aligned)?")
+@decodes(r"barrier\.cluster\.arrive(\.release|\.relaxed)?(\.aligned)?", "cluster_arrive")
 def _cluster_arrive(c, ins, match) -> None:
     c.emit("cluster_arrive", flags=match[1] == ".relaxed")
 
 
-@decodes(r"barrier\.cluster\.wait(?:\.acquire)?(\.aligned)?")
+@decodes(r"barrier\.cluster\.wait(?:\.acquire)?(\.aligned)?", "cluster_wait")
 def _cluster_wait(c, ins, match) -> None:
     c.emit("cluster_wait")
 
@@ -70,12 +70,15 @@ _BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
 A_REGISTERS, A_MN, B_MN = 1, 2, 4
 
 
-@decodes(r"wgmma\.fence\.sync\.aligned")
+@decodes(r"wgmma\.fence\.sync\.aligned", "wgmma_fence")
 def _wgmma_fence(c, ins, match) -> None:
     c.emit("wgmma_fence")
 
 
-@decodes(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.(bf16|f16|tf32|e4m3|e5m2)\.(bf16|f16|tf32|e4m3|e5m2)")
+@decodes(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.(bf16|f16|tf32|e4m3|e5m2)\.(bf16|f16|tf32|e4m3|e5m2)",
+    "wgmma",
+)
 def _wgmma(c, ins, match) -> None:
     n, kind, size = int(match[1]), match[3], _BYTES[match[3]]
     d, a, b, scale, scale_a, scale_b, *transposes = ins.operands
@@ -108,12 +111,12 @@ def _wgmma(c, ins, match) -> None:
     )
 
 
-@decodes(r"wgmma\.commit_group\.sync\.aligned")
+@decodes(r"wgmma\.commit_group\.sync\.aligned", "wgmma_commit")
 def _wgmma_commit(c, ins, match) -> None:
     c.emit("wgmma_commit")
 
 
-@decodes(r"wgmma\.wait_group\.sync\.aligned")
+@decodes(r"wgmma\.wait_group\.sync\.aligned", "wgmma_wait")
 def _wgmma_wait(c, ins, match) -> None:
     c.emit("wgmma_wait", imm=ins.operands[0].value)
 
@@ -125,23 +128,23 @@ _SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(\d+)"
 _KINDS = ("f16", "tf32", "f8f6f4")
 
 
-@decodes(r"tcgen05\.alloc\.cta_group::([12])\.sync\.aligned(?:\.shared::cta)?\.b32")
+@decodes(r"tcgen05\.alloc\.cta_group::([12])\.sync\.aligned(?:\.shared::cta)?\.b32", "tc_alloc")
 def _alloc(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     c.emit("tc_alloc", base, c.src(ins.operands[1], "u32"), imm=offset, count=int(match[1]))
 
 
-@decodes(r"tcgen05\.dealloc\.cta_group::([12])\.sync\.aligned\.b32")
+@decodes(r"tcgen05\.dealloc\.cta_group::([12])\.sync\.aligned\.b32", "tc_dealloc")
 def _dealloc(c, ins, match) -> None:
     c.emit("tc_dealloc", *(c.src(x, "u32") for x in ins.operands), count=int(match[1]))
 
 
-@decodes(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned")
+@decodes(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned", "tc_relinquish")
 def _relinquish(c, ins, match) -> None:
     c.emit("tc_relinquish", count=int(match[1]))
 
 
-@decodes(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPE}(\.pack::16b)?\.b32")
+@decodes(rf"tcgen05\.ld\.sync\.aligned\.{_SHAPE}(\.pack::16b)?\.b32", "tc_ld")
 def _tc_ld(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], 32)
     split = ins.operands[2].value if len(ins.operands) > 2 else 0
@@ -150,7 +153,7 @@ def _tc_ld(c, ins, match) -> None:
            flags=match[3] is not None, entries=places)  # fmt: skip
 
 
-@decodes(r"tcgen05\.ld\.red\.sync\.aligned\.32x32b\.x(\d+)\.(min|max)(\.abs)?(\.NaN)?\.f32")
+@decodes(r"tcgen05\.ld\.red\.sync\.aligned\.32x32b\.x(\d+)\.(min|max)(\.abs)?(\.NaN)?\.f32", "tc_ld_red")
 def _tc_ld_red(c, ins, match) -> None:
     base, offset = c.address(ins.operands[2], 32)
     places = [c.dst(t, "u32") for t in elements(ins.operands[0])]
@@ -159,7 +162,7 @@ def _tc_ld_red(c, ins, match) -> None:
            entries=places)  # fmt: skip
 
 
-@decodes(rf"tcgen05\.st\.sync\.aligned\.{_SHAPE}(\.unpack::16b)?\.b32")
+@decodes(rf"tcgen05\.st\.sync\.aligned\.{_SHAPE}(\.unpack::16b)?\.b32", "tc_st")
 def _tc_st(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     split = ins.operands[1].value if len(ins.operands) > 2 else 0
@@ -168,12 +171,12 @@ def _tc_st(c, ins, match) -> None:
            flags=match[3] is not None, entries=places)  # fmt: skip
 
 
-@decodes(r"tcgen05\.wait::(ld|st)\.sync\.aligned|tcgen05\.fence::(before|after)_thread_sync")
+@decodes(r"tcgen05\.wait::(ld|st)\.sync\.aligned|tcgen05\.fence::(before|after)_thread_sync", "tc_wait")
 def _tc_wait(c, ins, match) -> None:
     c.emit("tc_wait", flags=("ld", "st", "before", "after").index(match[1] or match[2]))
 
 
-@decodes(r"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4)(?:\.collector::[\w:]+)?")
+@decodes(r"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4)(?:\.collector::[\w:]+)?", "tc_mma")
 def _tc_mma(c, ins, match) -> None:
     d, a, b, shape, *rest = ins.operands
     disabled = elements(rest.pop(0)) if isinstance(rest[0], Vector) else ()
@@ -210,7 +213,7 @@ _COPIES = {
 }
 
 
-@decodes(r"tcgen05\.cp\.cta_group::([12])\.(" + "|".join(map(re.escape, _COPIES)) + ")")
+@decodes(r"tcgen05\.cp\.cta_group::([12])\.(" + "|".join(map(re.escape, _COPIES)) + ")", "tc_cp")
 def _tc_cp(c, ins, match) -> None:
     rows, size, first, second = _COPIES[match[2]]
     base, offset = c.address(ins.operands[0], 32)
@@ -218,7 +221,10 @@ def _tc_cp(c, ins, match) -> None:
            flags=first | second << 4)  # fmt: skip
 
 
-@decodes(r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one(?:\.shared::cluster)?(\.multicast::cluster)?\.b64")
+@decodes(
+    r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one(?:\.shared::cluster)?(\.multicast::cluster)?\.b64",
+    "tc_commit",
+)
 def _tc_commit(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     members = c.src(ins.operands[1], "u16") if match[2] else NONE

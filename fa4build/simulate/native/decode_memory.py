@@ -23,7 +23,7 @@ def _bits_of_space(space: str) -> int:
     return 32 if space == "shared" else 64
 
 
-@decodes(rf"ld\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}")
+@decodes(rf"ld\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}", r"ld_\1")
 def _load(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], _bits_of_space(match[1]))
     size, places = int(match[3][1:]) // 8, _targets(c, ins.operands[0])
@@ -31,7 +31,10 @@ def _load(c, ins, match) -> None:
     c.emit(f"ld_{match[1]}", base, imm=offset, size=size, count=len(places), flags=flags, entries=places)
 
 
-@decodes(rf"st(?:\.relaxed\.(?:cta|cluster|gpu|sys))?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}")
+@decodes(
+    rf"st(?:\.relaxed\.(?:cta|cluster|gpu|sys))?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}",
+    r"st_\1",
+)
 def _store(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], _bits_of_space(match[1]))
     size = int(match[3][1:]) // 8
@@ -39,7 +42,7 @@ def _store(c, ins, match) -> None:
     c.emit(f"st_{match[1]}", base, imm=offset, size=size, count=len(places), entries=places)
 
 
-@decodes(rf"(ld|st)\.shared::cluster(?:\.v([24]))?\.{_TYPE}")
+@decodes(rf"(ld|st)\.shared::cluster(?:\.v([24]))?\.{_TYPE}", r"\1_cluster")
 def _remote(c, ins, match) -> None:
     is_load = match[1] == "ld"
     size = int(match[3][1:]) // 8
@@ -50,17 +53,17 @@ def _remote(c, ins, match) -> None:
     c.emit(f"{match[1]}_cluster", base, imm=offset, size=size, count=len(places), entries=places)
 
 
-@decodes(r"mapa\.shared::cluster\.u32")
+@decodes(r"mapa\.shared::cluster\.u32", "mapa")
 def _mapa(c, ins, match) -> None:
     c.emit("mapa", c.dst(ins.operands[0], "u32"), *(c.src(x, "u32") for x in ins.operands[1:]))
 
 
-@decodes(r"prefetch(?:u)?\.[\w.:]+|nanosleep\.u32|cp\.async\.bulk\.prefetch\.[\w.:]+")
+@decodes(r"prefetch(?:u)?\.[\w.:]+|nanosleep\.u32|cp\.async\.bulk\.prefetch\.[\w.:]+", "nop")
 def _hint(c, ins, match) -> None:
     c.emit("nop")
 
 
-@decodes(rf"ld(?:\.global)?\.(acquire|relaxed|volatile)(?:\.(cta|cluster|gpu|sys))?(?:\.global)?\.{_TYPE}")
+@decodes(rf"ld(?:\.global)?\.(acquire|relaxed|volatile)(?:\.(cta|cluster|gpu|sys))?(?:\.global)?\.{_TYPE}", "ld_poll")
 def _ld_acquire(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], 64)
     size = int(match[3][1:]) // 8
@@ -75,7 +78,10 @@ _ORDER = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(cta|cluster|gpu|sys))?"
 _OPERATION = r"\.(add|min|max|and|or|xor|exch|cas|inc|dec)\.(u32|s32|b32|u64|s64|b64|f32)"
 
 
-@decodes(rf"(atom|red){_ORDER}(?:\.(global|shared|shared::cta))?{_ORDER}(?:\.(global|shared|shared::cta))?{_OPERATION}")
+@decodes(
+    rf"(atom|red){_ORDER}(?:\.(global|shared|shared::cta))?{_ORDER}(?:\.(global|shared|shared::cta))?{_OPERATION}",
+    "atomic",
+)
 def _atomic(c, ins, match) -> None:
     order, scope, space = match[2] or match[5], match[3] or match[6], match[4] or match[7]
     operation, kind = match[8], match[9]
@@ -103,7 +109,8 @@ _FENCE_ORDERS = {"acq_rel": 3, "sc": 3, "acquire": 1, "release": 2}
 @decodes(
     r"fence\.(?:(proxy\.async)(?:\.(shared::cta|shared::cluster|global))?|(mbarrier_init)\.release\.cluster"
     r"|(proxy\.alias)|(acq_rel|sc|acquire|release)\.(cta|cluster|gpu|sys)|(proxy)\.tensormap::generic\.[\w.]+)"
-    r"|membar\.(?:cta|gl|sys)"
+    r"|membar\.(?:cta|gl|sys)",
+    "fence",
 )
 def _fence(c, ins, match) -> None:
     """kind (chk_fence_kind), spaces, order and scope in the flags."""
@@ -117,17 +124,17 @@ def _fence(c, ins, match) -> None:
         c.emit("fence", flags=0)
 
 
-@decodes(r"griddepcontrol\.(launch_dependents|wait)")
+@decodes(r"griddepcontrol\.(launch_dependents|wait)", "fence")
 def _griddep(c, ins, match) -> None:
     c.emit("fence", flags=4 if match[1] == "wait" else 5)
 
 
-@decodes(r"trap")
+@decodes(r"trap", "fault")
 def _trap(c, ins, match) -> None:
     c.emit_fault("trap executed: an assertion of the kernel failed")
 
 
-@decodes(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
+@decodes(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", "setmaxnreg")
 def _setmaxnreg(c, ins, match) -> None:
     c.emit("setmaxnreg", imm=ins.operands[0].value, flags=match[1] == "inc")
 
@@ -135,7 +142,7 @@ def _setmaxnreg(c, ins, match) -> None:
 # --- cp.async and bulk copies -------------------------------------------------------------------------------------
 
 
-@decodes(r"cp\.async\.(ca|cg)\.shared\.global(?:\.L2::cache_hint)?(?:\.L2::\d+B)?")
+@decodes(r"cp\.async\.(ca|cg)\.shared\.global(?:\.L2::cache_hint)?(?:\.L2::\d+B)?", "cp_async")
 def _cp_async(c, ins, match) -> None:
     to, source = c.address(ins.operands[0], 32), c.address(ins.operands[1], 64)
     size = ins.operands[2].value
@@ -143,24 +150,26 @@ def _cp_async(c, ins, match) -> None:
     c.emit("cp_async", to[0], source[0], real, size=size, imm=to[1], imm2=source[1])
 
 
-@decodes(r"cp\.async\.commit_group")
+@decodes(r"cp\.async\.commit_group", "cp_commit")
 def _cp_commit(c, ins, match) -> None:
     c.emit("cp_commit")
 
 
-@decodes(r"cp\.async\.wait_(group|all)")
+@decodes(r"cp\.async\.wait_(group|all)", "cp_wait")
 def _cp_wait(c, ins, match) -> None:
     newest = ins.operands[0].value if match[1] == "group" else 0
     c.emit("cp_wait", imm=newest, flags=match[1] == "all")
 
 
-@decodes(r"cp\.async\.mbarrier\.arrive(\.noinc)?\.shared(?:::cta)?\.b64")
+@decodes(r"cp\.async\.mbarrier\.arrive(\.noinc)?\.shared(?:::cta)?\.b64", "cp_arrive")
 def _cp_arrive(c, ins, match) -> None:
     base, offset = c.address(ins.operands[0], 32)
     c.emit("cp_arrive", base, imm=offset, flags=match[1] is None)
 
 
-@decodes(r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?:\.L2::cache_hint)?")
+@decodes(
+    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?:\.L2::cache_hint)?", "bulk_load"
+)
 def _bulk_load(c, ins, match) -> None:
     to, source = c.address(ins.operands[0], 32), c.address(ins.operands[1], 64)
     count, bar = c.src(ins.operands[2], "u32"), c.address(ins.operands[3], 32)
@@ -168,19 +177,19 @@ def _bulk_load(c, ins, match) -> None:
     c.emit("bulk_load", to[0], source[0], count, bar[0], entries=entries)
 
 
-@decodes(r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes")
+@decodes(r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes", "bulk_push")
 def _bulk_push(c, ins, match) -> None:
     to, source = c.address(ins.operands[0], 32), c.address(ins.operands[1], 32)
     count, bar = c.src(ins.operands[2], "u32"), c.address(ins.operands[3], 32)
     c.emit("bulk_push", to[0], source[0], count, bar[0], entries=[to[1], source[1], bar[1]])
 
 
-@decodes(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?")
+@decodes(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?", "bulk_out")
 def _bulk_store(c, ins, match) -> None:
     _bulk_out(c, ins, 0)
 
 
-@decodes(r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32")
+@decodes(r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32", "bulk_out")
 def _bulk_reduce(c, ins, match) -> None:
     _bulk_out(c, ins, 1)
 
@@ -191,17 +200,20 @@ def _bulk_out(c, ins, reduces: int) -> None:
     c.emit("bulk_out", to[0], source[0], count, imm=to[1], imm2=source[1], flags=reduces)
 
 
-@decodes(r"cp\.async\.bulk\.commit_group")
+@decodes(r"cp\.async\.bulk\.commit_group", "bulk_commit")
 def _bulk_commit(c, ins, match) -> None:
     c.emit("bulk_commit")
 
 
-@decodes(r"cp\.async\.bulk\.wait_group(\.read)?")
+@decodes(r"cp\.async\.bulk\.wait_group(\.read)?", "bulk_wait")
 def _bulk_wait(c, ins, match) -> None:
     c.emit("bulk_wait", imm=ins.operands[0].value, flags=match[1] is not None)
 
 
-@decodes(r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.(b32|b64|u32|s32|f32)")
+@decodes(
+    r"st\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.(b32|b64|u32|s32|f32)",
+    "st_async",
+)
 def _st_async(c, ins, match) -> None:
     to, bar = c.address(ins.operands[0], 32), c.address(ins.operands[2], 32)
     size = int(match[2][1:]) // 8
@@ -222,7 +234,8 @@ def _tensor(c, tensor, shared) -> tuple[int, tuple[int, int], list[int]]:
 
 @decodes(
     rf"cp\.async\.bulk\.tensor{_TILE}\.shared::(cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
-    rf"(\.multicast::cluster)?(?:\.cta_group::[12])?{_HINT}(?:\.cta_group::([12]))?"
+    rf"(\.multicast::cluster)?(?:\.cta_group::[12])?{_HINT}(?:\.cta_group::([12]))?",
+    "tensor_load",
 )
 def _tensor_load(c, ins, match) -> None:
     tensor, shared, coordinates = _tensor(c, ins.operands[1], ins.operands[0])
@@ -233,12 +246,14 @@ def _tensor_load(c, ins, match) -> None:
            flags=flags, entries=coordinates)  # fmt: skip
 
 
-@decodes(rf"cp\.async\.bulk\.tensor{_TILE}\.global\.shared::cta(?:\.tile)?\.bulk_group{_HINT}")
+@decodes(rf"cp\.async\.bulk\.tensor{_TILE}\.global\.shared::cta(?:\.tile)?\.bulk_group{_HINT}", "tensor_out")
 def _tensor_store(c, ins, match) -> None:
     _outgoing(c, ins, match, 0)
 
 
-@decodes(rf"cp\.reduce\.async\.bulk\.tensor{_TILE}\.global\.shared::cta\.add(?:\.tile)?\.bulk_group{_HINT}")
+@decodes(
+    rf"cp\.reduce\.async\.bulk\.tensor{_TILE}\.global\.shared::cta\.add(?:\.tile)?\.bulk_group{_HINT}", "tensor_out"
+)
 def _tensor_reduce(c, ins, match) -> None:
     _outgoing(c, ins, match, 1)
 
@@ -249,19 +264,20 @@ def _outgoing(c, ins, match, reduces: int) -> None:
 
 
 @decodes(
-    r"clusterlaunchcontrol\.try_cancel\.async(?:\.shared::cta)?\.mbarrier::complete_tx::bytes(\.multicast::cluster::all)?\.b128"
+    r"clusterlaunchcontrol\.try_cancel\.async(?:\.shared::cta)?\.mbarrier::complete_tx::bytes(\.multicast::cluster::all)?\.b128",
+    "try_cancel",
 )
 def _try_cancel(c, ins, match) -> None:
     where, bar = c.address(ins.operands[0], 32), c.address(ins.operands[1], 32)
     c.emit("try_cancel", where[0], bar[0], imm=where[1], imm2=bar[1], flags=match[1] is not None)
 
 
-@decodes(r"clusterlaunchcontrol\.query_cancel\.is_canceled\.pred\.b128")
+@decodes(r"clusterlaunchcontrol\.query_cancel\.is_canceled\.pred\.b128", "is_canceled")
 def _is_canceled(c, ins, match) -> None:
     c.emit("is_canceled", c.dst(ins.operands[0], "p"), c.src(ins.operands[1], "b128"))
 
 
-@decodes(r"clusterlaunchcontrol\.query_cancel\.get_first_ctaid::([xyz])\.b32\.b128")
+@decodes(r"clusterlaunchcontrol\.query_cancel\.get_first_ctaid::([xyz])\.b32\.b128", "first_ctaid")
 def _first_ctaid(c, ins, match) -> None:
     d, handle = ins.operands
     c.emit("first_ctaid", c.dst(d, "u32"), c.src(handle, "b128"), imm="xyz".index(match[1]) + 1)

@@ -4,12 +4,12 @@ fault planted in a kernel is found in every schedule that the Python engine find
 
 import numpy as np
 import pytest
+from fa4build.verify.native import native_launches
 
 from fa4build.cases.forward import Case
 from fa4build.simulate import launch as python_launch
 from fa4build.simulate import plan_launch
 from fa4build.simulate.native import run as native_run
-from fa4build.verify.native import native_launches
 from tests.simulate.mutations.edits import drop, drop_all
 from tests.simulate.mutations.kernels import NAMES, kept
 
