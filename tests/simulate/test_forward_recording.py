@@ -1,7 +1,8 @@
 """Contract: our sm_90a forward kernels give in the simulator the bits that they give on an H200.
 
 tests/golden/h200_forward.npz holds PTX, launch plans and the hardware's outputs (tests/recordings/record_forward.py);
-the kernels are launched in the simulator through the same plans. Nothing is free: the forward pass has no unordered sums.
+the kernels are launched in the simulator through the same plans. Nothing is free: the forward pass has no unordered
+sums.
 """
 
 import numpy as np
