@@ -67,10 +67,11 @@ typedef struct {
     int32_t pick;             /* PICK_*: whose turn it is among queues of operations */
     int32_t warps;            /* WARPS_* */
     int32_t longest_run;      /* a warp runs 1 to so many instructions; 0: until it waits */
-    int32_t drift_percent;    /* chance that an operation is performed behind a warp's run */
+    int32_t behind_run;       /* so many operations are performed behind every warp's run */
+    int32_t drift_percent;    /* chance that one more is, and then another */
     int32_t miss_percent;     /* chance that a barrier test fails although the phase is over */
     uint32_t starved;         /* warps of each CTA that run only when no other can */
-    int32_t reversed_clusters; /* the last cluster of the grid starts first */
+    int32_t reversed_clusters; /* of clusters in flight at once the last starts first */
 } Order;
 enum { PICK_NEWEST = 0, PICK_OLDEST, PICK_ANY };
 enum { WARPS_FORWARD = 0, WARPS_BACKWARD, WARPS_SHUFFLED };
