@@ -97,7 +97,7 @@ LOST = (
 
 
 def lapped(role: int) -> str:
-    """Two warps meet at a barrier again and again; the third, of this role, follows its phases without a say in them."""
+    """Two warps meet at a barrier again and again; the third, of this role, follows its phases without a say."""
     others = tuple(warp for warp in range(3) if warp != role)
     turn = "xor.b32 %r11, %r11, 1; add.s32 %r10, %r10, 1; setp.lt.u32 %p2, %r10, 12;"
     job = (
