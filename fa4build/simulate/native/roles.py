@@ -120,7 +120,7 @@ def _known(program: Program, block: tuple[int, int, int], warps: int) -> dict[in
     return known
 
 
-# --- values of all lanes ------------------------------------------------------------------------------------------------
+# --- values of all lanes ----------------------------------------------------------------------------------------------
 
 _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add,
