@@ -13,7 +13,6 @@ import argparse
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from fa4build.simulate.native.build import library
 from fa4build.simulate.native.tables import table
 from fa4build.simulate.ptx.parser import parse_module
 from fa4build.store.cache import Cache
-from fa4build.verify.native import ENGINES, native_launches
+from fa4build.verify.engines import ENGINES, engine_named
 
 SEQLEN, HEAD_DIM = 512, 128
 RUNS = (("functional, first", {}), ("functional, again", {}), ("with checks", {"checks": True}))
@@ -55,12 +54,14 @@ def show(engine: str, phase: str, seconds: float, executed: int = 0) -> None:
 def measure(engine: str, plan, ptx: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Prints the runs of one engine; yields (phase, arrays behind it)."""
     scalars = {"softmax_scale": HEAD_DIM**-0.5, "window_left": -1, "window_right": 0, "num_sms": 148}
-    with native_launches() if engine == "native" else nullcontext():
-        for phase, options in RUNS:
-            tensors = arrays()
-            seconds, reports = timed(lambda t=tensors, o=options: simulate(plan, ptx, t, scalars, **o))
-            show(engine, phase, seconds, sum(report.warp_instructions for report in reports))
-            yield phase, tensors
+    run_launch = engine_named(engine).run_launch
+    for phase, options in RUNS:
+        tensors = arrays()
+        seconds, reports = timed(
+            lambda t=tensors, o=options: simulate(plan, ptx, t, scalars, run_launch=run_launch, **o)
+        )
+        show(engine, phase, seconds, sum(report.warp_instructions for report in reports))
+        yield phase, tensors
 
 
 def prepare() -> None:

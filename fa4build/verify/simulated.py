@@ -26,7 +26,7 @@ from fa4build.cases.forward import (
     window_of,
 )
 from fa4build.cases.of_variant import cases_of_variant, is_packed
-from fa4build.cases.schedules import Run
+from fa4build.cases.schedules import Run, runs_of, runs_of_case
 from fa4build.errors import Fa4BuildError
 from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
@@ -187,12 +187,12 @@ def _prove_cases(
 ) -> None:
     """Every acceptance case of the kernel alone; adds to `rows` and `failures`."""
     plan, cases, prove_one = plan_from_json(request.plan), cases_of_variant(variant), _prover(variant)
-    runs = engine_named(request.engine).runs
     for seed in request.seeds:
         for number, case in enumerate(cases, 1):
             if len(failures) >= MAX_FAILURES:
                 return
             tell(f"case {number}/{len(cases)} {case.name}")
+            runs = runs_of_case(request.engine, number - 1, getattr(case, "num_runs", None))
             row, faults = prove_one(variant, request, plan, case, seed, runs)
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
@@ -213,7 +213,7 @@ def _prove_chain(
 
 def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Any]:
     """Evidence: what was run under what, and the worst that was seen."""
-    runs = engine_named(engine).runs
+    runs = runs_of(engine)
     return {
         "proof_sha256": sha256,
         "engine": engine,
