@@ -174,6 +174,7 @@ def compute_packed_gradients(
     used: tuple[torch.Tensor | None, torch.Tensor | None],
     softcap: float = 0.0,
     sink: torch.Tensor | None = None,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> Gradients:
     """The same for packed sequences; rows of no sequence, and beyond the used lengths, have gradients of zero.
 
@@ -182,7 +183,9 @@ def compute_packed_gradients(
         starts: cu_seqlens_q, cu_seqlens_k. used: seqused_q, seqused_k or None each; all int32 on the device of q.
     """
     q, k, v, out, lse = tensors
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if gradients is None:
+        gradients = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
+    dq, dk, dv = (x.zero_() for x in gradients)
     total_q, num_heads, head_dim = q.shape
     batch = starts[0].shape[0] - 1
     rows = _PackedRows(starts[0], used[0], total_q)
