@@ -201,8 +201,8 @@ def _without_absent(
     into: Tensor, where: tuple[Tensor, Tensor], rows: Tensor, exist: Tensor
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Rows behind the last sequence write what the first row does; where there is no row at all, what is there."""
-    first = where[0][0].clamp(0, into.shape[0] - 1), where[1][0].clamp(0, into.shape[1] - 1)
-    here = torch.where(exist[0], rows[0], into[first[0], first[1]])
+    first = where[0][:1].clamp(0, into.shape[0] - 1), where[1][:1].clamp(0, into.shape[1] - 1)
+    here = torch.where(exist[:1, None, None], rows[:1], into[first[0], first[1]])  # an index without dimensions is read
     there = tuple(torch.where(exist, x, x0) for x, x0 in zip(where, first, strict=True))
     return (there[0], there[1]), torch.where(exist[:, None, None], rows, here)
 
