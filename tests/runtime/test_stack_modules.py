@@ -23,6 +23,7 @@ from fa4_kernels.stacks import modules, workers
 
 from tests.runtime.conftest import RUNTIME
 
+GUIDE = RUNTIME.parents[1] / "docs" / "guide" / "switch-on.md"
 STACKS = ("flash_attn", "flash_attn_interface", "flash_attn.cute")
 
 
@@ -195,6 +196,19 @@ def test_another_package_below_the_same_name_stays(tmp_path, monkeypatch, provid
     assert importlib.import_module("flash_attn").flash_attn_func.is_of_fa4_kernels
     for name in ("flash_attn.cute", "flash_attn"):
         del sys.modules[name]
+
+
+# --- what the guide shows ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_of_the_guide_prints_what_it_says(tmp_path):
+    """docs/guide/switch-on.md: its program, its command, its output."""
+    text = GUIDE.read_text(encoding="utf-8")
+    (program,) = re.findall(r"<!-- file: program\.py -->\n```python\n(.*?)```", text, re.DOTALL)
+    (arguments, output), *_ = re.findall(r"```console\n\$ python (.*?)\n(.*?)\n```", text)
+    (tmp_path / "program.py").write_text(program)
+    result = run_python(*arguments.split(), env={"PYTHONPATH": str(RUNTIME)}, cwd=tmp_path)
+    assert (result.returncode, result.stdout.strip()) == (0, output), result.stderr
 
 
 # --- other processes --------------------------------------------------------------------------------------------------

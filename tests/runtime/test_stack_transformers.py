@@ -6,6 +6,8 @@ Tiny models with random weights; kernels are loops (reference_kernels.py), so th
 Tolerance: relative 2-norm, bf16.
 """
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,9 +15,12 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.modeling_flash_attention_utils", reason="transformers with FlashAttention-4")
 
 import fa4_kernels  # noqa: E402
+from fa4_kernels import torch_backend  # noqa: E402
+from fa4_kernels.stacks import modules  # noqa: E402
 from transformers import modeling_flash_attention_utils as flash  # noqa: E402
 from transformers.utils import import_utils  # noqa: E402
 
+from tests.runtime.conftest import RUNTIME  # noqa: E402
 from tests.runtime.stack_reference import reference_runtime  # noqa: E402
 
 TOLERANCE = 0.06
@@ -114,6 +119,26 @@ def test_padding_is_not_seen(provided, on_loops, name, version):
     assert "fwd/varlen" in " ".join(on_loops.launched)
     ((stack, function), number), *others = fa4_kernels.served().answered.items()
     assert (stack, function, number, others) == (STACK_OF[version], "flash_attn_varlen_func", 2, [])
+
+
+def snippets():
+    text = (RUNTIME.parents[1] / "docs" / "guide" / "switch-on.md").read_text(encoding="utf-8")
+    return re.findall(r"(?<!-->\n)```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", snippets(), ids=lambda text: text.split("\n")[-2][:40])
+def test_the_guides_snippets_run(monkeypatch, text):
+    """docs/guide/switch-on.md, each block by itself; torch's kernel and the installed package are stand-ins."""
+    monkeypatch.setattr(torch_backend, "_DISPATCH_KEY", "CPU")
+    monkeypatch.setattr(torch.library, "get_kernel", lambda name, key: None)
+    if "fallback" in text:
+        monkeypatch.setattr(modules, "is_installed", lambda stack: True)
+    try:
+        exec(text, {})
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+        for stack in list(modules._state.fallback):
+            fa4_kernels.provide(stack).remove()
 
 
 @pytest.mark.slow

@@ -357,7 +357,7 @@ def _flash_attn_varlen_forward(
         used, starts_k = cu_seqlens_k.diff() if used is None else used, None  # type: ignore[assignment]
     lists, bounds = (cu_seqlens_q, starts_k), (max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)
-    given = _given(q, k, v, softmax_scale, causal, window, softcap, lists, bounds, block_table, used, num_splits or 1)
+    given = _given(q, k, v, softmax_scale, causal, window, softcap, lists, bounds, block_table, used, num_splits)
     out, lse = forward_into(given, Results())
     return (out, _lse(lse), *_nothing_drawn(out))
 

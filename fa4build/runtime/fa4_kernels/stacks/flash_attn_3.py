@@ -179,7 +179,8 @@ def flash_attn_with_kvcache(
     refuse(qv=qv, attention_chunk=attention_chunk)
     sides = _window(window_size)
     capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
-    longest_q = q.shape[1] if cu_seqlens_q is None else max_seqlen_q or q.shape[0]
+    bound = max_seqlen_q if isinstance(max_seqlen_q, int) else q.shape[0]
+    longest_q = q.shape[1] if cu_seqlens_q is None else bound
     has_left = sides[0] is not None and sides[0] < capacity - 1
     has_right = sides[1] is not None and sides[1] < longest_q - 1
     options: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal, "window_size": sides}

@@ -87,8 +87,8 @@ def run(stacks: Iterable[str], program: list[str], *, fallback: bool = False, is
     provide_as_told(os.environ)
     sys.argv[:] = program
     if is_module:
-        sys.path[0] = str(Path.cwd())
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(program[0]).resolve().parent)
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = str(Path(program[0]).resolve().parent)
         runpy.run_path(program[0], run_name="__main__")
