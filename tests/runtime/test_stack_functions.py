@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
-from fa4_kernels import InputError, NoKernelError, counts  # noqa: E402
+from fa4_kernels import InputError, NoKernelError, answers, api, counts  # noqa: E402
 from fa4_kernels.stacks import modules  # noqa: E402
 
 from tests.runtime.stack_reference import (  # noqa: E402
@@ -342,6 +342,25 @@ def test_private_backwards_write_where_they_are_told(runtime, of, is_packed):
         close(found.view(9, 2, 64), expected, 8.0)
 
 
+def test_the_private_functions_of_4_with_a_batch_of_used_lengths(runtime):
+    """q and k with a batch, of which the first rows are in use; out, lse and gradients with a batch, too."""
+    q, k, v, dout = (drawn(2, 9, 2, 64, seed=i) for i in range(4))
+    used = {"seqused_q": ints(4, 9), "seqused_k": ints(4, 9)}
+    out, lse, *_ = fa4("_flash_attn_fwd")(q, k, v, **used, return_lse=True)
+    gradients = fa4("_flash_attn_bwd")(q, k, v, out, dout, lse, **used, dv=torch.empty_like(q))
+    assert lse.shape == (2, 2, 9)
+    for b, length in enumerate((4, 9)):
+        inputs = [x[b, :length] for x in (q, k, v)]
+        expected, expected_lse = attention(*inputs)
+        close(out[b, :length], expected)
+        close_lse(lse[b, :, :length], expected_lse)
+        each = gradients_of(*inputs, dout[b, :length], ((0, length),), lambda distance: True)
+        for found, wanted in zip(gradients, each, strict=True):
+            close(found[b, :length], wanted, 8.0)
+    with pytest.raises(InputError, match="lse is"):
+        fa4("_flash_attn_bwd")(q, k, v, out, dout, lse.mT)
+
+
 def test_the_private_backward_of_4_returns_the_gradient_of_a_sink(runtime):
     """After dq, dk and dv, in the sink's type."""
     q, sink = drawn(1, 9, 2, 64), drawn(2, seed=1)
@@ -475,3 +494,38 @@ def test_without_a_fallback_an_installed_package_is_not_asked(monkeypatch, insta
             installed.flash_attn_func(q, q, q, attention_chunk=4)
         provided.remove()
     assert installed.calls == []
+
+
+@pytest.mark.parametrize("of", [fa2, fa3, fa4])
+def test_calls_without_rare_arguments_go_to_the_launcher_first(runtime, monkeypatch, of):
+    """With the window that it knows; what it answers is the result."""
+    q, asked = drawn(6, 2, 64), []
+
+    def answer(*arguments):
+        asked.append(arguments)
+        return "out", None
+
+    monkeypatch.setattr(api, "_answer", answer)
+    monkeypatch.setattr(answers, "answer", lambda arguments: answer(*arguments))
+    lists = {"cu_seqlens_q": ints(0, 6), "cu_seqlens_k": ints(0, 6), "max_seqlen_q": 6, "max_seqlen_k": 6}
+    found = [of()(q[None], q[None], q[None], causal=True), of("flash_attn_varlen_func")(q, q, q, **lists)]
+    if of is not fa4:
+        found.append(of("flash_attn_with_kvcache")(q[:, None], q[:, None], q[:, None]))
+        assert found == ["out"] * 3
+    assert len(asked) == len(found)
+    assert all((None, None) in arguments for arguments in asked)
+    assert all(arguments[-1] is False for arguments in asked)  # no lse, which the launcher has nowhere to put
+
+
+def test_factors_of_fp8_reach_the_kernels(runtime):
+    """One a sequence and key head; for each its own."""
+    q, k, v = (drawn(2, 5, 2, 64, seed=i).to(torch.float8_e4m3fn) for i in range(3))
+    factors = [torch.tensor([[0.5, 2.0], [1.5, 0.25]]) * (i + 1) for i in range(3)]
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), factors, strict=True))
+    results = [fa3()(q, k, v, **named), fa4("_flash_attn_fwd")(q, k, v, **named)[0]]
+    results.append(fa3("flash_attn_with_kvcache")(q, k, v, **named))
+    for b in range(2):
+        wide = [x[b].float() * factor[b][:, None] for x, factor in zip((q, k, v), factors, strict=True)]
+        for found in results:
+            assert found.dtype == torch.bfloat16
+            close(found[b], attention(*wide)[0])

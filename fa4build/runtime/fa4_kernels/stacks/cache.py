@@ -51,17 +51,19 @@ class Rotary(NamedTuple):
 
 class Query(NamedTuple):
     """rows: (batch, seqlen_q, num_heads, head_dim), or (total_q, ..) with `starts`. options: as of
-    flash_attn_with_kvcache, by name. moves: whether a query's position is its own, or that of the first new key."""
+    flash_attn_with_kvcache, by name. moves: whether a query's position is its own, or that of the first new key.
+    wants_lse: a call without is answered sooner."""
 
     rows: Tensor
     starts: Tensor | None
     max_seqlen: int | None
     options: dict[str, Any]
     moves: bool
+    wants_lse: bool
 
 
-def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
-    """out and lse. The cache has the new keys afterwards.
+def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -> tuple[Tensor, Tensor | None]:
+    """out, and lse where it is wanted. The cache has the new keys afterwards.
 
     Raises: InputError, NoKernelError before the cache is changed or anything is launched.
     """
@@ -77,9 +79,7 @@ def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -
                 begin = used if rotary.begin is None else rotary.begin
                 q, new = _turned(query, new, rotary, begin)
             _append(new, cache, used)
-        out, lse = _attend(q, query, cache, total)
-    assert lse is not None
-    return out, lse
+        return _attend(q, query, cache, total)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -87,26 +87,15 @@ def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -
 
 def _checked(query: Query, cache: Cache, new: New | None, rotary: Rotary | None, batch: int) -> tuple[Tensor, Tensor]:
     """(keys in use before, and after), int32 (batch)."""
-    device, q = query.rows.device, query.rows
-    packed.check_tensors(q=q, k_cache=cache.keys, v_cache=cache.values)
-    for name, given in (("cache_batch_idx", cache.rows), ("cache_leftpad", cache.leftpad)):
-        packed.check_list(name, given, (batch,), device)
-    packed.check_list("block_table", cache.pages, (batch, None), device)
-    packed.check_list("cu_seqlens_q", query.starts, (None,), device)
+    _check_cache(query, cache, batch)
     capacity = cache.keys.shape[1] * (1 if cache.pages is None else cache.pages.shape[1])
-    if cache.pages is None and cache.rows is None and cache.keys.shape[0] < batch:
-        raise InputError(f"k_cache has {cache.keys.shape[0]} rows for {batch} sequences; pass cache_batch_idx")
-    if cache.pages is not None and cache.rows is not None:
-        raise InputError("cache_batch_idx and a table of pages are both given; pages say where a sequence lies")
-    if new is None and rotary is not None:
-        raise InputError(
-            "rotary_cos is given without k and v; only what is appended is turned, and its queries with it"
-        )
     if new is None:
-        used = capacity if cache.used is None else cache.used
-        lengths = packed.used_lengths(used, batch, device)
-        assert lengths is not None
-        return lengths, lengths
+        if rotary is not None:
+            raise InputError(
+                "rotary_cos is given without k and v; only what is appended is turned, and its queries with it"
+            )
+        used = _lengths(capacity if cache.used is None else cache.used, batch, query.rows)
+        return used, used
     _check_new(query.rows, cache, new, batch)
     if cache.used is None:
         raise InputError("k and v are given without cache_seqlens; say how many keys each sequence has so far")
@@ -115,11 +104,28 @@ def _checked(query: Query, cache: Cache, new: New | None, rotary: Rotary | None,
             f"{new.keys.shape[1]} keys are to be appended to {cache.used}, and the cache holds {capacity} a sequence"
         )
     if rotary is not None:
-        _check_rotary(rotary, q, capacity, batch)
-    used = packed.used_lengths(cache.used, batch, device)
-    assert used is not None
-    added = new.keys.shape[1] if new.starts is None else new.starts.diff()
-    return used, used + added
+        _check_rotary(rotary, query.rows, capacity, batch)
+    used = _lengths(cache.used, batch, query.rows)
+    return used, used + (new.keys.shape[1] if new.starts is None else new.starts.diff())
+
+
+def _lengths(given: Tensor | int, batch: int, q: Tensor) -> Tensor:
+    lengths = packed.used_lengths(given, batch, q.device)
+    assert lengths is not None
+    return lengths
+
+
+def _check_cache(query: Query, cache: Cache, batch: int) -> None:
+    device = query.rows.device
+    packed.check_tensors(q=query.rows, k_cache=cache.keys, v_cache=cache.values)
+    for name, given in (("cache_batch_idx", cache.rows), ("cache_leftpad", cache.leftpad)):
+        packed.check_list(name, given, (batch,), device)
+    packed.check_list("block_table", cache.pages, (batch, None), device)
+    packed.check_list("cu_seqlens_q", query.starts, (None,), device)
+    if cache.pages is None and cache.rows is None and cache.keys.shape[0] < batch:
+        raise InputError(f"k_cache has {cache.keys.shape[0]} rows for {batch} sequences; pass cache_batch_idx")
+    if cache.pages is not None and cache.rows is not None:
+        raise InputError("cache_batch_idx and a table of pages are both given; pages say where a sequence lies")
 
 
 def _check_new(q: Tensor, cache: Cache, new: New, batch: int) -> None:
@@ -266,12 +272,13 @@ def _arguments(q: Tensor, query: Query, cache: Cache, total: Tensor) -> answers.
 
 def _attend(q: Tensor, query: Query, cache: Cache, total: Tensor) -> tuple[Tensor, Tensor | None]:
     found = _found(cache, total)
-    lists = {"cu_seqlens_q": query.starts, "max_seqlen_q": query.max_seqlen}
+    lists: dict[str, Any] = {"cu_seqlens_q": query.starts, "max_seqlen_q": query.max_seqlen}
+    lists["return_lse"] = query.wants_lse
     if found.starts is None:
         return packed.flash_attn_with_kvcache(
-            q, found.keys, found.values, found.used, found.pages, **lists, return_lse=True, **query.options
+            q, found.keys, found.values, found.used, found.pages, **lists, **query.options
         )
     return packed.flash_attn_varlen_func(
-        q, found.keys, found.values, cu_seqlens_k=found.starts, seqused_k=found.used, **lists, return_lse=True,
+        q, found.keys, found.values, cu_seqlens_k=found.starts, seqused_k=found.used, **lists,
         **query.options,
     )  # fmt: skip

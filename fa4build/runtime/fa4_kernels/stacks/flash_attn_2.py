@@ -21,15 +21,16 @@ STACK = "flash_attn"
 _served = served_as(STACK)
 
 
-def _window(window_size: Sides) -> Sides:
+def without_negatives(window_size: Sides) -> Sides:
     """Every negative number is no bound."""
     left, right = window_size
     return None if left is None or left < 0 else left, None if right is None or right < 0 else right
 
 
-def _deterministic(deterministic: bool) -> bool | None:
-    """False is its default, and leaves it to torch.use_deterministic_algorithms."""
-    return True if deterministic else None
+def given(**options: Any) -> dict[str, Any]:
+    """Those that ask for something: a call without rare options is answered sooner. `deterministic` = False is a
+    default, and leaves it to torch.use_deterministic_algorithms."""
+    return {name: value for name, value in options.items() if isinstance(value, Tensor) or value}
 
 
 def _lse(lse: Tensor) -> Tensor:
@@ -60,8 +61,8 @@ def _dense(
 ) -> Any:
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
-        deterministic=_deterministic(deterministic), return_lse=bool(return_attn_probs),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        return_lse=bool(return_attn_probs), **given(softcap=softcap, deterministic=deterministic),
     )  # fmt: skip
     return _results(found, return_attn_probs)
 
@@ -87,8 +88,8 @@ def _packed(
         starts_k, used = None, starts_k.diff()  # type: ignore[assignment]
     found = packed.flash_attn_varlen_func(
         *rows, starts_q, starts_k, max_q, max_k, seqused_k=used, page_table=block_table, softmax_scale=softmax_scale,
-        causal=causal, window_size=_window(window_size), softcap=softcap, deterministic=_deterministic(deterministic),
-        return_lse=bool(return_attn_probs),
+        causal=causal, window_size=without_negatives(window_size), softcap=softcap, return_lse=bool(return_attn_probs),
+        **given(deterministic=deterministic),
     )  # fmt: skip
     return _results(found, return_attn_probs)
 
@@ -129,7 +130,8 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """qkv: (batch, seqlen, 3, num_heads, head_dim)."""
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _dense(*qkv.unbind(2), *rest)
+    q, k, v = qkv.unbind(2)
+    return _dense(q, k, v, *rest)
 
 
 @_served
@@ -147,7 +149,8 @@ def flash_attn_kvpacked_func(
 ) -> Any:
     """q: (batch, seqlen_q, num_heads_q, head_dim), kv: (batch, seqlen_k, 2, num_heads_kv, head_dim)."""
     rest = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _dense(q, *kv.unbind(2), *rest)
+    k, v = kv.unbind(2)
+    return _dense(q, k, v, *rest)
 
 
 @_served
@@ -248,17 +251,19 @@ def flash_attn_with_kvcache(
     Returns: out, or (out, lse (batch, num_heads_q, seqlen_q)) with return_softmax_lse.
     """
     refuse(alibi_slopes=alibi_slopes)
-    window = _window(window_size)
+    window = without_negatives(window_size)
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     has_window = any(side is not None and side < capacity for side in window)
     options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window, "softcap": softcap}
-    found = attend(
-        Query(q, None, None, options | {"num_splits": num_splits}, bool(causal) or has_window),
+    out, lse = attend(
+        Query(
+            q, None, None, options | {"num_splits": num_splits}, bool(causal) or has_window, bool(return_softmax_lse)
+        ),
         Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table),
         new_rows(k, v),
         rotary_of(rotary_cos, rotary_sin, None, rotary_interleaved),
     )
-    return (found[0], _lse(found[1])) if return_softmax_lse else found[0]
+    return out if lse is None else (out, _lse(lse))
 
 
 def new_rows(k: Tensor | None, v: Tensor | None, starts: Tensor | None = None) -> New | None:
@@ -278,7 +283,7 @@ def rotary_of(cos: Tensor | None, sin: Tensor | None, begin: Tensor | None, inte
 # --- private functions that others call -------------------------------------------------------------------------------
 
 
-def _given(
+def _arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -292,10 +297,10 @@ def _given(
     used: Tensor | None = None,
     num_splits: int = 1,
 ) -> answers.Arguments:
+    window = without_negatives(window_size)
     return answers.Arguments(
-        q, k, v, *starts, None, used, pages, None, *bounds, softmax_scale, causal, _window(window_size), softcap,
-        num_splits, True,
-    )  # fmt: skip
+        q, k, v, *starts, None, used, pages, None, *bounds, softmax_scale, causal, window, softcap, num_splits, True
+    )
 
 
 def _nothing_drawn(out: Tensor) -> tuple[Tensor, Tensor]:
@@ -320,7 +325,7 @@ def _flash_attn_forward(
     """(out, lse, empty, state): without derivatives."""
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_softmax=return_softmax)
     window = (window_size_left, window_size_right)
-    out, lse = forward_into(_given(q, k, v, softmax_scale, causal, window, softcap), Results())
+    out, lse = forward_into(_arguments(q, k, v, softmax_scale, causal, window, softcap), Results())
     return (out, _lse(lse), *_nothing_drawn(out))
 
 
@@ -357,8 +362,8 @@ def _flash_attn_varlen_forward(
         used, starts_k = cu_seqlens_k.diff() if used is None else used, None  # type: ignore[assignment]
     lists, bounds = (cu_seqlens_q, starts_k), (max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)
-    given = _given(q, k, v, softmax_scale, causal, window, softcap, lists, bounds, block_table, used, num_splits)
-    out, lse = forward_into(given, Results())
+    call = _arguments(q, k, v, softmax_scale, causal, window, softcap, lists, bounds, block_table, used, num_splits)
+    out, lse = forward_into(call, Results())
     return (out, _lse(lse), *_nothing_drawn(out))
 
 
@@ -385,8 +390,8 @@ def _flash_attn_backward(
 ) -> Tensor:
     """Writes dq, dk and dv. Returns: an empty tensor, in place of the row sums, which stay in a workspace."""
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    given = _given(q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap)
-    backward_into(given, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
+    call = _arguments(q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap)
+    backward_into(call, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
     return softmax_lse.new_empty(0)
 
 
@@ -420,8 +425,8 @@ def _flash_attn_varlen_backward(
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     lists, bounds = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)
-    given = _given(q, k, v, softmax_scale, causal, window, softcap, lists, bounds)
-    backward_into(given, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
+    call = _arguments(q, k, v, softmax_scale, causal, window, softcap, lists, bounds)
+    backward_into(call, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
     return softmax_lse.new_empty(0)
 
 

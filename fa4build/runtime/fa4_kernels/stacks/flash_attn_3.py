@@ -12,7 +12,7 @@ import torch
 from .. import answers, api, packed
 from ..errors import InputError
 from .cache import Cache, Query, attend
-from .flash_attn_2 import Sides, _deterministic, _window, new_rows, rotary_of
+from .flash_attn_2 import Sides, given, new_rows, rotary_of, without_negatives
 from .modules import original_of, served_as
 from .raw import Results, backward_into, forward_into, refuse
 
@@ -46,10 +46,12 @@ def flash_attn_func(
     Returns: out, or (out, lse (batch, num_heads_q, seqlen_q)) with return_attn_probs.
     """
     refuse(qv=qv, attention_chunk=attention_chunk)
+    rare = given(softcap=softcap, deterministic=deterministic)
+    rare |= given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    rare |= {} if num_splits == 1 else {"num_splits": num_splits}
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
-        num_splits=num_splits, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-        deterministic=_deterministic(deterministic), return_lse=bool(return_attn_probs),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        return_lse=bool(return_attn_probs), **rare,
     )  # fmt: skip
     return found if return_attn_probs else found[0]
 
@@ -73,10 +75,11 @@ def flash_attn_qkvpacked_func(
     """qkv: (batch, seqlen, 3, num_heads, head_dim), or (batch, seqlen, heads of all, head_dim) with num_heads_q."""
     refuse(attention_chunk=attention_chunk)
     q, k, v = _unpacked(qkv, num_heads_q)
+    rare = given(softcap=softcap, deterministic=deterministic)
+    rare |= given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
-        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-        deterministic=_deterministic(deterministic), return_lse=bool(return_attn_probs),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        return_lse=bool(return_attn_probs), **rare,
     )  # fmt: skip
     return found if return_attn_probs else found[0]
 
@@ -123,9 +126,9 @@ def flash_attn_varlen_func(
     refuse(qv=qv, attention_chunk=attention_chunk)
     found = packed.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
-        softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
-        num_splits=num_splits, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-        deterministic=_deterministic(deterministic), return_lse=bool(return_attn_probs),
+        softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size), softcap=softcap,
+        num_splits=num_splits, return_lse=bool(return_attn_probs),
+        **given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, deterministic=deterministic),
     )  # fmt: skip
     return found if return_attn_probs else found[0]
 
@@ -177,22 +180,23 @@ def flash_attn_with_kvcache(
     Returns: out, or (out, lse, empty, empty) with return_softmax_lse: there are no results of parts to show.
     """
     refuse(qv=qv, attention_chunk=attention_chunk)
-    sides = _window(window_size)
+    sides = without_negatives(window_size)
     capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
     bound = max_seqlen_q if isinstance(max_seqlen_q, int) else q.shape[0]
     longest_q = q.shape[1] if cu_seqlens_q is None else bound
     has_left = sides[0] is not None and sides[0] < capacity - 1
     has_right = sides[1] is not None and sides[1] < longest_q - 1
+    moves = bool(causal) or has_left or has_right
     options: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal, "window_size": sides}
     options |= {"softcap": softcap, "num_splits": num_splits}
-    options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    options |= given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = attend(
-        Query(q, cu_seqlens_q, max_seqlen_q, options, bool(causal) or has_left or has_right),
+        Query(q, cu_seqlens_q, max_seqlen_q, options, moves, bool(return_softmax_lse)),
         Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table),
         new_rows(k, v, cu_seqlens_k_new),
         rotary_of(rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved),
     )
-    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
+    return out if lse is None else (out, lse, lse.new_empty(0), lse.new_empty(0))
 
 
 def get_scheduler_metadata(
@@ -276,14 +280,14 @@ def _flash_attn_forward(
     """(out, lse, empty, empty), out in `out_`: without derivatives. flash_attn_with_kvcache is what changes a cache."""
     refuse(k_new=k_new, v_new=v_new, qv=qv, attention_chunk=attention_chunk, kv_batch_idx=kv_batch_idx)
     refuse(leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
-    window = _window((window_size_left, window_size_right))
-    given = answers.Arguments(
+    window = without_negatives((window_size_left, window_size_right))
+    call = answers.Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, None, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window, softcap, num_splits, True,
     )  # fmt: skip
     factors = (q_descale, k_descale, v_descale)
     given_factors = packed.NO_FACTORS if all(x is None for x in factors) else factors
-    out, lse = forward_into(given, Results(out_), given_factors)
+    out, lse = forward_into(call, Results(out_), given_factors)
     return out, lse, lse.new_empty(0), lse.new_empty(0)
 
 
@@ -313,12 +317,12 @@ def _flash_attn_backward(
     sm_margin: int = 0,
 ) -> Tensor:
     """Writes dq, dk and dv. Returns: an empty tensor, in place of the row sums, which stay in a workspace."""
-    window = _window((window_size_left, window_size_right))
-    given = answers.Arguments(
+    window = without_negatives((window_size_left, window_size_right))
+    call = answers.Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, None, None, max_seqlen_q, max_seqlen_k,
         softmax_scale, is_causal, window, softcap, 1, True,
     )  # fmt: skip
-    backward_into(given, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
+    backward_into(call, out, softmax_lse, dout, gradients=(dq, dk, dv), deterministic=bool(deterministic))
     return softmax_lse.new_empty(0)
 
 

@@ -12,6 +12,7 @@ import torch
 from .. import answers, api, packed
 from ..abi import WINDOW_UNBOUNDED
 from ..problems import Offsets
+from .flash_attn_2 import given
 from .modules import original_of, served_as
 from .raw import Results, backward_into, forward_into, refuse
 
@@ -81,9 +82,10 @@ def flash_attn_func(
     refuse(block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_wanted, has_gradient = _is_wanted(return_lse, q, k, v, learnable_sink)
     causal, window = _window(causal, window_size)
+    rare = given(learnable_sink=learnable_sink, softcap=softcap, deterministic=deterministic)
+    rare |= {} if num_splits == 1 else {"num_splits": num_splits}
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window, learnable_sink=learnable_sink,
-        softcap=softcap or 0.0, num_splits=num_splits, deterministic=deterministic or None, return_lse=is_wanted,
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window, return_lse=is_wanted, **rare,
     )  # fmt: skip
     return _results(found, has_gradient)
 
@@ -134,8 +136,8 @@ def flash_attn_varlen_func(
     found = packed.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
         page_table=page_table, softmax_scale=softmax_scale, causal=causal, window_size=window,
-        learnable_sink=learnable_sink, softcap=softcap or 0.0, num_splits=num_splits,
-        deterministic=deterministic or None, return_lse=is_wanted,
+        learnable_sink=learnable_sink, softcap=softcap or 0.0, num_splits=num_splits, return_lse=is_wanted,
+        **given(deterministic=deterministic),
     )  # fmt: skip
     return _results(found, has_gradient)
 
@@ -234,14 +236,14 @@ def _flash_attn_fwd(
     if page_table is not None and cu_seqlens_k is not None:
         packed.check_list("cu_seqlens_k", cu_seqlens_k, (None,), q.device)
         seqused_k, cu_seqlens_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k, None
-    given = answers.Arguments(
+    call = answers.Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
         max_seqlen_k, softmax_scale, False, (None, None), softcap or 0.0, num_splits, True,
     )  # fmt: skip
     factors = (q_descale, k_descale, v_descale)
     given_factors = packed.NO_FACTORS if all(x is None for x in factors) else factors
     offsets = _offsets(causal, window_size_left, window_size_right)
-    made, made_lse = forward_into(given, Results(out, lse), given_factors, offsets)
+    made, made_lse = forward_into(call, Results(out, lse), given_factors, offsets)
     is_wanted = (
         return_lse or lse is not None or any(x.requires_grad for x in (q, k, v, learnable_sink) if x is not None)
     )
@@ -296,12 +298,12 @@ def _flash_attn_bwd(
     """(dq, dk, dv), in the tensors of those names where they are given, and where there is a sink its gradient."""
     refuse(score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors)
     refuse(aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors)
-    given = answers.Arguments(
+    call = answers.Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, learnable_sink, max_seqlen_q, max_seqlen_k,
         softmax_scale, False, (None, None), softcap or 0.0, 1, True,
     )  # fmt: skip
     *gradients, dsink = backward_into(
-        given, out, lse, dout, dlse, gradients=(dq, dk, dv), deterministic=bool(deterministic),
+        call, out, lse, dout, dlse, gradients=(dq, dk, dv), deterministic=bool(deterministic),
         offsets=_offsets(causal, window_size_left, window_size_right),
     )  # fmt: skip
     return (

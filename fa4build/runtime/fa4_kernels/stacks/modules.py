@@ -7,6 +7,7 @@ once if that is past; version and everything else stay their own. Nothing is imp
 
 import functools
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -226,15 +227,13 @@ def _drop(name: str) -> None:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-class _Maker:
+class _Maker(importlib.abc.Loader):
     """Loads a module that is installed nowhere."""
 
-    @staticmethod
-    def create_module(spec: importlib.machinery.ModuleSpec) -> None:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """The usual module."""
 
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Fill it for every stack that has it."""
         for stack in _provided_with(module.__name__):
             _fill(module, stack)

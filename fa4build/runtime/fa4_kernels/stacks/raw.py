@@ -42,26 +42,31 @@ def forward_into(
         call, batch_shape = packed.prepared(given, descales, offsets)
         if packed.is_for_operator(call):
             out, lse = packed.run_operator(call, False)
-        elif batch_shape is None and results.out is not None and results.lse is not None:
-            _check_results(call, results)
-            try:
-                return general.forward(call, (results.out, results.lse))
-            except LayoutError:
-                out, lse = general.forward(call)
         else:
-            out, lse = general.forward(call)
+            out, lse = _forward(call, Results() if batch_shape else results)
         if batch_shape is not None:
             out, lse = out.unflatten(0, batch_shape), lse.unflatten(1, batch_shape).transpose(0, 1)
         return _kept_or_copied("out", out, results.out), _kept_or_copied("lse", lse, results.lse)
 
 
-def _check_results(call: general.Call, results: Results) -> None:
-    """What the launcher does not see before it writes: that the shapes and types are those of the call."""
-    q, is_dense = call.q, call.lists.layout == "dense"
-    rows = (q.shape[0], q.shape[2], q.shape[1]) if is_dense else (q.shape[1], q.shape[0])
+def _forward(call: general.Call, results: Results) -> tuple[Tensor, Tensor]:
+    """Written where it is wanted, if kernels take those strides."""
+    if results.out is None:
+        return general.forward(call)
+    q, rows = call.q, _lse_shape(call)
     out_dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
     _check("out", results.out, (*q.shape[:-1], call.v.shape[-1]), out_dtype, q.device)
     _check("lse", results.lse, rows, torch.float32, q.device)
+    try:
+        lse = q.new_empty(rows, dtype=torch.float32) if results.lse is None else results.lse
+        return general.forward(call, (results.out, lse))
+    except LayoutError:
+        return general.forward(call)
+
+
+def _lse_shape(call: general.Call) -> tuple[int, ...]:
+    shape = call.q.shape
+    return (shape[0], shape[2], shape[1]) if call.lists.layout == "dense" else (shape[1], shape[0])
 
 
 def _check(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -73,7 +78,7 @@ def _check(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch
 
 
 def _kept_or_copied(name: str, made: Tensor, given: Tensor | None) -> Tensor:
-    if given is None:
+    if given is None or given is made:
         return made
     _check(name, given, tuple(made.shape), made.dtype, made.device)
     return given.copy_(made)
@@ -98,14 +103,17 @@ def backward_into(
     with torch.no_grad():
         call, batch_shape = packed.prepared(given, packed.NO_FACTORS, offsets)
         shape = (*given.q.shape[:-1], given.v.shape[-1])
-        for name, x in (("out", out), ("dout", dout)):
-            _check(name, x, shape, given.q.dtype, given.q.device)
+        _check("out", out, shape, given.q.dtype, given.q.device)
+        _check("dout", dout, shape, given.q.dtype, given.q.device)
         if batch_shape is not None:
             out, dout = out.flatten(0, 1), dout.flatten(0, 1)
-            lse, dlse = (None if x is None else x.transpose(0, 1).flatten(1) for x in (lse, dlse))  # type: ignore[assignment]
+            lse = lse.transpose(0, 1).flatten(1)
+            dlse = None if dlse is None else dlse.transpose(0, 1).flatten(1)
+        _check("lse", lse, _lse_shape(call), torch.float32, given.q.device)
+        _check("dlse", dlse, _lse_shape(call), torch.float32, given.q.device)
         inputs = (given.q, given.k, given.v)
-        for name, x, like in zip(("dq", "dk", "dv"), gradients, inputs, strict=True):
-            _check(name, x, tuple(like.shape), like.dtype, like.device)
+        for name, into, like in zip(("dq", "dk", "dv"), gradients, inputs, strict=True):
+            _check(name, into, tuple(like.shape), like.dtype, like.device)
         found = _gradients(call, (out, lse.contiguous()), (dout, dlse), gradients, deterministic)
         made = (x.view(like.shape) for x, like in zip(found[:3], inputs, strict=True))
         dq, dk, dv = (_in(x, into) for x, into in zip(made, gradients, strict=True))
