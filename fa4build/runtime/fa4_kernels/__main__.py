@@ -17,7 +17,7 @@ from .loader import DRIVER_PATH, Runtime
 from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
 from .stacks import served, workers
 from .stacks.modules import MODULE_STACKS
-from .trust import TrustPolicy, trust_policy
+from .trust import TrustPolicy, environment_policy
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,16 +38,18 @@ def main(arguments: list[str] | None = None) -> int:
     explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
     _add_run(commands)
     options = parser.parse_args(arguments)
-    run = {"doctor": _doctor, "list": _list, "explain": _explain, "run": _run}[options.command]
+    if options.command == "run":
+        return _run(options)
+    run = {"doctor": _doctor, "list": _list, "explain": _explain}[options.command]
     try:
         return run(options)
-    except (TrustError, StackError) as error:
-        print(f"fa4_kernels: {error}", file=sys.stderr)
-        return 1
+    except TrustError as error:
+        return _refuse(str(error))
 
 
-class StackError(Exception):
-    """The program to run, or what to provide to it, is not there."""
+def _refuse(message: str) -> int:
+    print(f"fa4_kernels: {message}", file=sys.stderr)
+    return 1
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -63,13 +65,13 @@ def _run(options: argparse.Namespace) -> int:
     """The program's own errors pass through; they are its own."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        raise StackError("run needs a script, or -m and a module")
+        return _refuse("run needs a script, or -m and a module")
     stacks = [name for name in options.provide.split(",") if name]
     unknown = [name for name in stacks if name not in MODULE_STACKS]
     if unknown:
-        raise StackError(f"cannot provide {', '.join(unknown)}. Allowed: {', '.join(MODULE_STACKS)}")
+        return _refuse(f"cannot provide {', '.join(unknown)}. Allowed: {', '.join(MODULE_STACKS)}")
     if not options.is_module and not Path(program[0]).exists():
-        raise StackError(f"there is no script {program[0]}")
+        return _refuse(f"there is no script {program[0]}")
     if options.report:
         atexit.register(_report)
     workers.run(stacks, program, fallback=options.fallback, is_module=options.is_module)
@@ -87,7 +89,7 @@ def _report() -> None:
 
 def _trust() -> TrustPolicy:
     """The policy that this environment sets."""
-    return trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE"))
+    return environment_policy(os.environ)
 
 
 def _doctor(options: argparse.Namespace) -> int:
