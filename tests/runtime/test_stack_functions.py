@@ -135,14 +135,14 @@ def test_order_and_defaults_are_the_packages(runtime, of, name, expected):
     assert found == expected
 
 
-WINDOWS = [(-1, -1), (3, -1), (-1, 2), (3, 1), (-1, 0), (0, 0)]
+WINDOWS = [(-1, -1), (3, -1), (-1, 2), (3, 1), (-1, 0), (0, 0), (-5, 2)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("lengths", [(7, 12), (12, 7)])
 def test_windows_of_2_and_3(runtime, causal, window, lengths):
-    """-1 is no bound on that side; the diagonal ends at the last key; rows that see no key are zero."""
+    """A negative number is no bound on that side; the diagonal ends at the last key; rows that see no key are zero."""
     q, k, v = drawn(1, lengths[0], 4, 64), drawn(1, lengths[1], 2, 64, seed=1), drawn(1, lengths[1], 2, 64, seed=2)
     expected, lse = attention(q[0], k[0], v[0], window_of(*window, causal))
     out2, lse2, nothing = fa2()(q, k, v, 0.0, None, causal, window, 0.0, None, False, True)
