@@ -31,6 +31,7 @@ NOT_RUN = {
     "pip download ": "needs a network",
     "fa4build bundle out --arch sm90 --include torch-wheels": "includes what the download before it has fetched",
     "python device/prove_forward.py": "needs a GPU",
+    "python -m fa4_kernels run program.py": "needs fa4_kernels installed; tests/runtime/test_stack_modules.py runs it",
     "FA4_KERNELS_RECORD=/var/tmp/misses.jsonl python train.py": "needs a GPU",
 }
 """Commands that are not run, by how they begin, and why."""

@@ -1,10 +1,13 @@
-"""`python -m fa4_kernels doctor | list | explain`: what is installed, and what a call would use. Loads no kernel."""
+"""`python -m fa4_kernels doctor | list | explain`: what is installed, and what a call would use; they load no kernel.
+`python -m fa4_kernels run script.py`: a program with the modules of flash-attention provided (stacks/workers.py)."""
 
 import argparse
+import atexit
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__
 from .abi import ABI_HASH
@@ -12,6 +15,8 @@ from .dispatch import Device, Problem, dispatch, evidence_text, levels_claimed, 
 from .errors import FA4KernelsError, TrustError
 from .loader import DRIVER_PATH, Runtime
 from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
+from .stacks import served, workers
+from .stacks.modules import MODULE_STACKS
 from .trust import TrustPolicy, environment_policy
 
 
@@ -31,13 +36,55 @@ def main(arguments: list[str] | None = None) -> int:
     explain.add_argument("--head-dim-v", type=int, help="that of v, if another")
     explain.add_argument("--mask", default="full", choices=("full", "causal", "local"))
     explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
+    _add_run(commands)
     options = parser.parse_args(arguments)
+    if options.command == "run":
+        return _run(options)
     run = {"doctor": _doctor, "list": _list, "explain": _explain}[options.command]
     try:
         return run(options)
     except TrustError as error:
-        print(f"fa4_kernels: {error}", file=sys.stderr)
-        return 1
+        return _refuse(str(error))
+
+
+def _refuse(message: str) -> int:
+    print(f"fa4_kernels: {message}", file=sys.stderr)
+    return 1
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    run = commands.add_parser("run", help="run a program with the modules of flash-attention on these kernels")
+    run.add_argument("--provide", default=",".join(MODULE_STACKS), help="names, separated by commas (default: all)")
+    run.add_argument("--fallback", action="store_true", help="calls that are not served go to installed packages")
+    run.add_argument("--report", action="store_true", help="at the end, print which calls were served")
+    run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
+    run.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its arguments")
+
+
+def _run(options: argparse.Namespace) -> int:
+    """The program's own errors pass through; they are its own."""
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        return _refuse("run needs a script, or -m and a module")
+    stacks = [name for name in options.provide.split(",") if name]
+    unknown = [name for name in stacks if name not in MODULE_STACKS]
+    if unknown:
+        return _refuse(f"cannot provide {', '.join(unknown)}. Allowed: {', '.join(MODULE_STACKS)}")
+    if not options.is_module and not Path(program[0]).exists():
+        return _refuse(f"there is no script {program[0]}")
+    if options.report:
+        atexit.register(_report)
+    workers.run(stacks, program, fallback=options.fallback, is_module=options.is_module)
+    return 0
+
+
+def _report() -> None:
+    """What `served()` counted, on stderr."""
+    counts = served()
+    for (stack, function), number in sorted(counts.answered.items()):
+        print(f"fa4_kernels: {stack}: {function}: {number} calls served", file=sys.stderr)
+    for (stack, function, reason), number in sorted(counts.kept.items()):
+        print(f"fa4_kernels: {stack}: {function}: {number} calls not served: {reason}", file=sys.stderr)
 
 
 def _trust() -> TrustPolicy:
