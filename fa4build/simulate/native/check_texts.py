@@ -35,8 +35,9 @@ KINDS = (
     *("TENSOR_UNWRITTEN", "TENSOR_LOAD", "TENSOR_FENCE_BEFORE", "TENSOR_FENCE_AFTER", "TENSOR_FREE_WRITE"),
     *("TENSOR_FREE_READ", "EXIT_BULK_READ", "EXIT_BULK_OPEN", "EXIT_WGMMA", "EXIT_BARRIER_BYTES"),
     *("EXIT_BARRIER_HALF", "EXIT_TMEM", "EXIT_BUDGETS", "EXIT_REGISTER_FILE", "UNDEFINED_REGISTER"),
-    *("WGMMA_NO_FENCE", "WGMMA_WRITTEN", "NOTE_LANE_RACE", "NOTE_UNFENCED_INIT", "NOTE_EARLY_REMOTE"),
-    *("NOTE_UNOBSERVED", "NOTE_NAMED_LEFT", "NOTE_NAMED_TWICE", "NOTE_WGMMA_PART"),
+    *("WGMMA_NO_FENCE", "WGMMA_WRITTEN", "TENSOR_LANES", "TENSOR_ORDER", "LANE_RACE", "BARRIER_EARLY"),
+    *("NOTE_UNFENCED_INIT", "NOTE_EARLY_REMOTE", "NOTE_UNOBSERVED", "NOTE_NAMED_LEFT", "NOTE_NAMED_TWICE"),
+    *("NOTE_WGMMA_PART", "OUT_OF_ROOM"),
 )
 """chk_kind, in its order and without its prefix."""
 
@@ -79,14 +80,17 @@ def records_at(address: int, count: int) -> np.ndarray:
     return np.frombuffer(raw, RECORD).copy()
 
 
-def tell(findings: Findings, records: Iterable, machine: Machine, lost: int = 0) -> None:
+def tell(
+    findings: Findings, records: Iterable, machine: Machine, lost: int = 0, *, notes_are_errors: bool = False
+) -> None:
     """Adds records to the findings of a launch.
 
     Args:
         records: rows of RECORD, in their order.
         lost: how many more were found than the checks kept.
+        notes_are_errors: as for our own kernels; a rule that is allowed to be broken still gives notes.
     """
-    teller = _Teller(findings, machine)
+    teller = _Teller(findings, machine, notes_are_errors)
     for record in records:
         _TELL[KINDS[int(record["kind"])]](teller, record)
     if lost:
@@ -99,8 +103,8 @@ def tell(findings: Findings, records: Iterable, machine: Machine, lost: int = 0)
 class _Teller:
     """Texts of one launch."""
 
-    def __init__(self, findings: Findings, machine: Machine):
-        self.findings, self.machine = findings, machine
+    def __init__(self, findings: Findings, machine: Machine, notes_are_errors: bool):
+        self.findings, self.machine, self.notes_are_errors = findings, machine, notes_are_errors
 
     def line(self, record) -> str:
         """Where it happened."""
@@ -137,8 +141,13 @@ class _Teller:
         self.findings.error(rule, key, text)
 
     def note(self, text: str, key: object = None) -> None:
-        """A note, once for its key: its text, if there is none."""
-        self.findings.note(text if key is None else key, text)
+        """A note of the Python checks, which begins with its rule; once for its key: its text, if there is none."""
+        key = text if key is None else key
+        if not self.notes_are_errors:
+            self.findings.note(key, text)
+            return
+        rule, rest = text.split(" ", 1)
+        self.findings.error(rule, ("note", key), rest)
 
 
 def _verb(record) -> str:
@@ -157,17 +166,24 @@ def _tensor(record) -> str:
 # --- shared memory ----------------------------------------------------------------------------------------------------
 
 
+def _lanes(r) -> str:
+    """What is missing where some lanes of the other warp are known to have come so far, but not all that matter."""
+    if int(r["extra"][1]) != 1:
+        return ""
+    return " for all of its lanes: one lane's arrival does not speak for the others; a bar.warp.sync before it would"
+
+
 def _shared_write(rule: str, verb: str):
     def told(t: _Teller, r) -> None:
         text = f"{t.place(r)}: {verb} {t.shared(r)} while the write by {t.agent(r)} at {t.other(r)} is not known"
-        t.error(rule, _pair(r), f"{text} to be complete")
+        t.error(rule, _pair(r), f"{text} to be complete{_lanes(r)}")
 
     return told
 
 
 def _shared_read(t: _Teller, r) -> None:
     text = f"{t.place(r)}: overwrites {t.shared(r)} while the read by {t.agent(r)} at {t.other(r)} is not known"
-    t.error("R2", _pair(r), f"{text} to be over")
+    t.error("R2", _pair(r), f"{text} to be over{_lanes(r)}")
 
 
 def _shared_unwritten(t: _Teller, r) -> None:
@@ -305,13 +321,40 @@ def _wgmma_written(t: _Teller, r) -> None:
     _wgmma(t, r, f"{what} registers ({names}, ...) were written after the last wgmma.fence")
 
 
-# --- notes ------------------------------------------------------------------------------------------------------------
-
-
 def _lane_race(t: _Teller, r) -> None:
-    text = f"R10 {t.place(r)}: lane {r['lane']} {_verb(r)} {t.shared(r)}, which lane {r['other_lane']} of the same"
-    text += f" warp wrote at {t.other(r)}; no bar.warp.sync, shuffle or barrier orders the two lanes"
-    t.note(text, ("R10", int(r["site"])))
+    what = "read" if r["extra"][1] else "wrote"
+    lane = int(r["other_lane"])
+    other = f"lane {lane} of the same warp" if lane < WARP else "other lanes of the same warp"
+    text = f"{t.place(r)}: lane {r['lane']} {_verb(r)} {t.shared(r)}, which {other} {what} at {t.other(r)}"
+    t.error(
+        "R10", _pair(r), f"{text}; no bar.warp.sync or barrier orders the two (shuffles, votes and elections do not)"
+    )
+
+
+def _tensor_lanes(t: _Teller, r) -> None:
+    text = (
+        f"{t.place(r)}: thread {r['lane']} of the warp issues this behind tcgen05 products of thread {r['other_lane']}"
+    )
+    t.error("R7-lane", (int(r["site"]),), f"{text}; their order, and what a commit covers, is a thread's own")
+
+
+def _tensor_order(t: _Teller, r) -> None:
+    text = f"{t.place(r)}: {_verb(r)} {_tensor(r)} behind {t.other(r)} of the same thread, with another accumulator or"
+    t.error("R7-order", _pair(r), f"{text} shape: PTX does not order the two without a commit and a wait")
+
+
+def _barrier_early(t: _Teller, r) -> None:
+    text = (
+        f"{t.place(r)}: uses mbarrier {t.shared(r)} of CTA rank {r['extra'][0]}, whose initialisation at {t.other(r)}"
+    )
+    t.error("R5", _pair(r), f"{text} is not known to have come first")
+
+
+def _out_of_room(t: _Teller, r) -> None:
+    t.error("R0", (), "the checks ran out of room for this cluster; what was not looked at may be wrong")
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def _unfenced_init(t: _Teller, r) -> None:
@@ -385,11 +428,15 @@ _TELL: dict[str, Callable] = {
     "UNDEFINED_REGISTER": _undefined,
     "WGMMA_NO_FENCE": _wgmma_no_fence,
     "WGMMA_WRITTEN": _wgmma_written,
-    "NOTE_LANE_RACE": _lane_race,
+    "TENSOR_LANES": _tensor_lanes,
+    "TENSOR_ORDER": _tensor_order,
+    "LANE_RACE": _lane_race,
+    "BARRIER_EARLY": _barrier_early,
     "NOTE_UNFENCED_INIT": _unfenced_init,
     "NOTE_EARLY_REMOTE": _early_remote,
     "NOTE_UNOBSERVED": _unobserved,
     "NOTE_NAMED_LEFT": _named_left,
     "NOTE_NAMED_TWICE": _named_twice,
     "NOTE_WGMMA_PART": _wgmma_part,
+    "OUT_OF_ROOM": _out_of_room,
 }

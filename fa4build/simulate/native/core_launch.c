@@ -156,6 +156,10 @@ static Cluster *start_cluster(Run *run, int index, const int32_t origin[3]) {
     if (run->checks)
         chk_cluster_create(l->findings, (uint32_t)index, (uint32_t)cluster->num_ctas,
                            (uint32_t)cluster->ctas->num_warps, cluster->ctas->shared_limit, &cluster->checks);
+    for (int k = 0; run->checks && k < cluster->num_ctas; k++)
+        for (int j = 0; j < cluster->ctas[k].num_warps; j++)
+            if (cluster->ctas[k].warps[j].exited)
+                chk_lanes_present(cluster->checks, (uint32_t)k, (uint32_t)j, ~cluster->ctas[k].warps[j].exited);
     return cluster;
 }
 
@@ -239,10 +243,8 @@ static void add_details(const Cta *cta) {
 
 static bool any_error(const Launch *l) {
     const chk_finding *found;
-    size_t lost, n = chk_findings(l->findings, &found, &lost);
-    for (size_t k = 0; k < n; k++)
-        if (found[k].kind < CHK_NOTE_LANE_RACE) return true;
-    return false;
+    size_t lost;
+    return chk_findings(l->findings, &found, &lost) > 0;
 }
 
 static void check_cta_end(Cta *cta) {
@@ -313,6 +315,7 @@ static void follow_buffers(Launch *l) {
     for (int64_t k = 0; k < l->num_buffers; k++)
         told[k] = (chk_buffer){l->buffers[k].base, l->buffers[k].size, l->buffers[k].written};
     l->findings = chk_launch_create(told, (size_t)l->num_buffers, 0);
+    chk_launch_rules(l->findings, (uint32_t)l->checks & ~(uint32_t)CHECKS_ON);
     free(told);
 }
 

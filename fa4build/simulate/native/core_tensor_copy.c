@@ -369,6 +369,7 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
         return FAULTED;
     }
     mbarrier_source(barrier, w, i->line);
+    touch_both(w, cta, barrier, site_of(w, i));
     if (w->run->checks) {
         uint32_t *granules;
         uint64_t *addresses = NULL;
@@ -383,10 +384,14 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
 
 static int load_to_all(Warp *w, const Ins *i, int lane, const Box *b, uint32_t barrier) {
     uint32_t members = lane32(w, i->o[3], lane) & 0xFFFF;
+    if (members >> num_ctas(w))
+        return fault(w, "multicast mask 0x%x names CTAs outside the cluster of %d", members, num_ctas(w));
     for (int k = 0; k < num_ctas(w); k++) {
         if (!(members >> k & 1)) continue;
         Cta *cta = w->cta->cluster->ctas + k;
-        Mbarrier *m = find_mbarrier(w, (uint32_t)k << RANK_SHIFT | (barrier & OFFSET_MASK));
+        /* With cta_group::2 the signal goes to the destination or its peer, as the given barrier's CTA is odd or even. */
+        uint32_t target = i->flags & 4 ? ((uint32_t)k & ~1u) | (barrier >> RANK_SHIFT & 1) : (uint32_t)k;
+        Mbarrier *m = find_mbarrier(w, target << RANK_SHIFT | (barrier & OFFSET_MASK));
         if (!m || submit_tensor_load(w, i, cta, m, b)) return FAULTED;
     }
     return NEXT;
@@ -404,6 +409,12 @@ RULE(tensor_load) {
     if (i->flags & 2) return load_to_all(w, i, lane, &b, barrier);
     if (cta != w->cta && i->flags & 1)
         return fault(w, "destination of a shared::cta tensor load is in another CTA");
+    if (i->flags & 4 ? (m->cta->rank ^ cta->rank) & ~1 : m->cta != cta)
+        return fault(w,
+                     "tensor load into CTA rank %d signals an mbarrier of CTA rank %d; with .cta_group::%d the barrier "
+                     "must be in %s",
+                     cta->rank, m->cta->rank, i->flags & 4 ? 2 : 1,
+                     i->flags & 4 ? "the destination's CTA or its peer" : "the destination's CTA");
     return submit_tensor_load(w, i, cta, m, &b);
 }
 

@@ -222,13 +222,13 @@ def _tensor(c, tensor, shared) -> tuple[int, tuple[int, int], list[int]]:
 
 @decodes(
     rf"cp\.async\.bulk\.tensor{_TILE}\.shared::(cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
-    rf"(\.multicast::cluster)?(?:\.cta_group::[12])?{_HINT}(?:\.cta_group::([12]))?"
+    rf"(\.multicast::cluster)?(?:\.cta_group::([12]))?{_HINT}(?:\.cta_group::([12]))?"
 )
 def _tensor_load(c, ins, match) -> None:
     tensor, shared, coordinates = _tensor(c, ins.operands[1], ins.operands[0])
     bar = c.address(ins.operands[2], 32)
     members = c.src(ins.operands[3], "u16") if match[3] else NONE
-    flags = (match[2] == "cta") | (match[3] is not None) << 1
+    flags = (match[2] == "cta") | (match[3] is not None) << 1 | ("2" in (match[4], match[5])) << 2
     c.emit("tensor_load", tensor, shared[0], bar[0], members, imm=shared[1], imm2=bar[1], count=int(match[1]),
            flags=flags, entries=coordinates)  # fmt: skip
 

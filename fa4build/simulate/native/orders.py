@@ -24,6 +24,7 @@ class Order:
         miss_percent: chance that a barrier test without a time limit fails although the phase is over.
         starved: bit w: warp w of each CTA runs only when no other can.
         reversed_clusters: the last cluster of the grid starts first.
+        elected: elect.sync takes the first member from this lane on, cyclic; any choice is right, if it is always the same.
     """
 
     deferred: bool = False
@@ -34,17 +35,20 @@ class Order:
     miss_percent: int = 0
     starved: int = 0
     reversed_clusters: bool = False
+    elected: int = 0
 
 
 FIELDS = tuple(field.name for field in fields(Order))
 
 ORDERS = {
     "eager": Order(),
-    "late": Order(deferred=True, warps=BACKWARD),
-    "random": Order(deferred=True, pick=ANY, warps=SHUFFLED, longest_run=299, drift_percent=40, miss_percent=30),
-    "late, in order": Order(deferred=True, pick=OLDEST),
-    "clusters reversed": Order(reversed_clusters=True, warps=BACKWARD),
-    "short runs": Order(longest_run=8, deferred=True, pick=OLDEST, drift_percent=20),
+    "late": Order(deferred=True, warps=BACKWARD, elected=31),
+    "random": Order(
+        deferred=True, pick=ANY, warps=SHUFFLED, longest_run=299, drift_percent=40, miss_percent=30, elected=13
+    ),
+    "late, in order": Order(deferred=True, pick=OLDEST, elected=7),
+    "clusters reversed": Order(reversed_clusters=True, warps=BACKWARD, elected=22),
+    "short runs": Order(longest_run=8, deferred=True, pick=OLDEST, drift_percent=20, elected=5),
 }
 """By name. The first three are the Python engine's."""
 
