@@ -59,7 +59,7 @@ class PackedCase:
         sink: one number for every head, or None: drawn.
         page_size: keys a page, layout `paged` only.
         num_splits: feature `split` and op `fwd_combine` only.
-        num_runs: in how many of the simulator's schedules it runs; fewer where many thread blocks make it slow.
+        num_runs: in how many schedules of the Python engine it runs, None: in all; fewer where many blocks make it slow.
     """
 
     name: str
@@ -76,7 +76,7 @@ class PackedCase:
     sink: float | None = None
     page_size: int = 64
     num_splits: int = 3
-    num_runs: int = 3
+    num_runs: int | None = None
 
     @property
     def batch(self) -> int:

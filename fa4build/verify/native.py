@@ -28,4 +28,4 @@ def native_launches() -> Iterator[None]:
 def prove_native(request: Request, tell: Callable[[str], None]) -> Proof:
     """As `verify.simulated.prove`, in the native engine."""
     with native_launches():
-        return prove(request, tell)
+        return prove(request, tell, "native")

@@ -26,7 +26,7 @@ from fa4build.cases.forward import (
     window_of,
 )
 from fa4build.cases.of_variant import cases_of_variant, is_packed
-from fa4build.cases.schedules import RUNS, Run
+from fa4build.cases.schedules import RUNS, Run, runs_of, runs_of_case
 from fa4build.errors import Fa4BuildError
 from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
@@ -151,14 +151,17 @@ def _prover(variant: Variant) -> Callable[..., tuple[dict[str, Any], tuple[str, 
     return prove_case if variant.op == "fwd" else prove_backward_case
 
 
-def prove(request: Request, tell: Callable[[str], None]) -> Proof:
-    """Run every acceptance case; `tell` gets a line at the start of each. A failing kernel is no error."""
+def prove(request: Request, tell: Callable[[str], None], engine: str = "python") -> Proof:
+    """Run every acceptance case; `tell` gets a line at the start of each. A failing kernel is no error.
+
+    Args: engine: of the simulator, whose runs these are.
+    """
     variant = parse_variant(request.variant_id)
     rows: list[Mapping[str, Any]] = []
     failures: list[str] = []
     if request.proven is None:
-        _prove_cases(variant, request, tell, rows, failures)
-    summary = dict(request.proven or summary_of(request.sha256, request.seeds, rows))
+        _prove_cases(variant, request, tell, rows, failures, engine)
+    summary = dict(request.proven or summary_of(request.sha256, request.seeds, rows, engine))
     if request.chain and not failures:
         of_chain: list[Mapping[str, Any]] = []
         _prove_chain(variant, request, tell, of_chain, failures)
@@ -172,7 +175,12 @@ def prove(request: Request, tell: Callable[[str], None]) -> Proof:
 
 
 def _prove_cases(
-    variant: Variant, request: Request, tell: Callable[[str], None], rows: list[Mapping[str, Any]], failures: list[str]
+    variant: Variant,
+    request: Request,
+    tell: Callable[[str], None],
+    rows: list[Mapping[str, Any]],
+    failures: list[str],
+    engine: str,
 ) -> None:
     """Every acceptance case of the kernel alone; adds to `rows` and `failures`."""
     plan, cases, prove_one = plan_from_json(request.plan), cases_of_variant(variant), _prover(variant)
@@ -181,7 +189,8 @@ def _prove_cases(
             if len(failures) >= MAX_FAILURES:
                 return
             tell(f"case {number}/{len(cases)} {case.name}")
-            row, faults = prove_one(variant, request, plan, case, seed, RUNS)
+            runs = runs_of_case(engine, number - 1, getattr(case, "num_runs", None))
+            row, faults = prove_one(variant, request, plan, case, seed, runs)
             rows.append(row)
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
 
@@ -198,14 +207,17 @@ def _prove_chain(
             failures += [f"case {case.name} ({case.shape}, seed {seed}): {fault}" for fault in faults]
 
 
-def summary_of(sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(
+    sha256: str, seeds: tuple[int, ...], rows: Sequence[Mapping[str, Any]], engine: str = "python"
+) -> dict[str, Any]:
     """Evidence: what was run under what, and the worst that was seen."""
+    runs = runs_of(engine)
     return {
         "proof_sha256": sha256,
         "cases": len({row["case"] for row in rows}),
         "seeds": list(seeds),
-        "schedules": [run.schedule for run in RUNS],
-        "checked_schedules": [run.schedule for run in RUNS if run.checks],
+        "schedules": [run.schedule for run in runs],
+        "checked_schedules": [run.schedule for run in runs if run.checks],
         "warp_instructions": sum(row["warp_instructions"] for row in rows),
         "worst_ratio": max((row["ratio"] for row in rows), default=0.0),
         "worst_lse_error": max((row["lse_error"] for row in rows), default=0.0),

@@ -57,7 +57,7 @@ def prove_packed_case(
         "notes": (),
     }
     first: dict[str, np.ndarray] | None = None
-    for run in runs[: case.num_runs]:
+    for run in runs:
         where = f"{run.schedule} schedule" + (f" with seed {seed}" if run.schedule == "random" else "")
         buffers = {name: filled(x, run.padded) for name, x in bits.items()}
         for name in unwritten:

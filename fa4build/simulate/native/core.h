@@ -25,6 +25,7 @@
 #define SHARED_GRANULES 16384 /* of 16 bytes: more than a CTA can have */
 #define MAX_CTAS 16
 #define MAX_WARPS 32
+#define PART_SHIFT 6 /* PART of program.py is 64 instructions */
 #define COUNT_LIMIT ((1 << 20) - 1)
 #define UNREACHABLE __builtin_unreachable()
 
@@ -67,10 +68,11 @@ typedef struct {
     int32_t pick;             /* PICK_*: whose turn it is among queues of operations */
     int32_t warps;            /* WARPS_* */
     int32_t longest_run;      /* a warp runs 1 to so many instructions; 0: until it waits */
-    int32_t drift_percent;    /* chance that an operation is performed behind a warp's run */
+    int32_t behind_run;       /* so many operations are performed behind every warp's run */
+    int32_t drift_percent;    /* chance that one more is, and then another */
     int32_t miss_percent;     /* chance that a barrier test fails although the phase is over */
     uint32_t starved;         /* warps of each CTA that run only when no other can */
-    int32_t reversed_clusters; /* the last cluster of the grid starts first */
+    int32_t reversed_clusters; /* of clusters in flight at once the last starts first */
     int32_t elected;          /* elect.sync takes the first member from this lane on, cyclic */
 } Order;
 enum { PICK_NEWEST = 0, PICK_OLDEST, PICK_ANY };
@@ -86,6 +88,10 @@ typedef struct {
      * with are product[product_start[k]..], accumulators first. */
     const int32_t *track_start, *track, *product_start, *product;
     int64_t num_registers;
+    /* Places of registers, as pairs of offset and bytes, that PART instructions write: part[2 * part_start[n]].. for the
+     * n-th so many, and special values as one more. */
+    const int32_t *part_start, *part;
+    int64_t num_parts;
     const int32_t *specials; /* triples: number, bits, offset */
     int64_t num_specials;
     int64_t register_bytes;
@@ -261,6 +267,7 @@ struct Warp {
     int32_t cluster_generation; /* -1: never arrived */
     bool synced_cluster;
     int32_t registers;
+    uint8_t *seen; /* parts of the code in which an instruction was executed */
     uint16_t *history;
     int32_t num_history;
     GroupList copies, bulk, products; /* cp.async; bulk operations by lane; wgmma */
@@ -529,6 +536,12 @@ TensorMemory *tensor_memory(Cta *cta);
 
 /* core_launch.c */
 bool take_origin(Run *run, int32_t origin[3]);
+/* core_memory.c */
+/* What is freed stays with the process, so that clusters do not ask the system for the same pages again and again. */
+void keep_memory(void);
+void fill_poison(uint8_t *bytes, size_t size);
+void take_registers(Warp *w);
+void give_registers(Warp *w);
 /* core_schedule.c */
 int schedule(Run *run);
 bool may_miss(Run *run);

@@ -202,9 +202,11 @@ int advance(Engine *e, bool *did) {
     return status;
 }
 
-/* Now and then performs something while warps are running. */
+/* Performs something while warps are running: so much behind each run, and now and then more. */
 int drift(Engine *e) {
     bool did;
+    for (int k = 0; k < e->order->behind_run && e->num_queues; k++)
+        if (advance(e, &did)) return FAULTED;
     while (e->num_queues && e->order->drift_percent && chance(&e->random, (uint32_t)e->order->drift_percent))
         if (advance(e, &did)) return FAULTED;
     return NEXT;

@@ -84,24 +84,19 @@ static void fill_specials(Warp *w) {
 
 /* ---- CTAs and warps ---------------------------------------------------------------------------------------------- */
 
-static void fill_poison(uint8_t *bytes, size_t size) {
-    for (size_t k = 0; k + 1 < size; k += 2) bytes[k] = 0xC1, bytes[k + 1] = 0x7F;
-}
-
 static void start_warp(Warp *w, Cta *cta, int index) {
     const Launch *l = cta->run->launch;
-    size_t size = (size_t)l->register_bytes;
     w->run = cta->run, w->cta = cta, w->code = cta->run->code;
-    w->base[0] = aligned_alloc(256, (size + 255) / 256 * 256);
+    take_registers(w);
     w->base[1] = (uint8_t *)l->constants;
-    fill_poison(w->base[0], size);
     w->index = index, w->slot = cta->rank * cta->num_warps + index;
     w->reconverge = -1, w->poll_site = -1, w->cluster_generation = -1, w->role = -1;
     w->registers = l->registers >= 0 ? l->registers : 0;
     int beyond = (index + 1) * LANES - cta->threads;
     w->exited = beyond > 0 ? FULL << (LANES - beyond) : 0;
     w->active = ~w->exited;
-    if (w->run->checks) w->stamps = calloc((size_t)l->num_registers + 1, sizeof *w->stamps);
+    bool tracks = w->run->checks && l->product_start[l->num_code - 1] > 0;
+    if (tracks) w->stamps = calloc((size_t)l->num_registers + 1, sizeof *w->stamps);
     fill_specials(w);
 }
 
@@ -139,7 +134,8 @@ static void end_cta(Cta *cta) {
             free(w->wait.ops);
         }
         free_list(&w->copies), free_list(&w->bulk), free_list(&w->products);
-        free(w->base[0]), free(w->history), free(w->stamps);
+        give_registers(w);
+        free(w->history), free(w->stamps);
     }
     for (int k = 0; k < cta->num_barriers; k++) free(cta->barriers[k]);
     free(cta->barriers), free(cta->barrier_at), free(cta->shared), free(cta->local), free(cta->tensor), free(cta->warps);
@@ -329,6 +325,7 @@ EXPORT int sim_run(Launch *launch) {
         bool tracked = run.checks && launch->track_start[k] < launch->track_start[k + 1];
         launch->code[k].run = tracked ? run_tracked : handler_of(launch->code[k].op);
     }
+    keep_memory();
     if (run.checks) follow_buffers(launch);
     run.clusters = calloc((size_t)launch->concurrent_clusters + 1, sizeof *run.clusters);
     run_clusters(&run);

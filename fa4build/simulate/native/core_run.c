@@ -104,6 +104,7 @@ int run_warp(Warp *w, int64_t quantum) {
         }
         const Ins *i = code + w->pc;
         executed++;
+        w->seen[w->pc >> PART_SHIFT] = 1;
         w->mask = i->guard < 0 ? w->active : guarded(w, i);
         if (!w->mask && i->target < 0) {
             w->pc++;

@@ -23,6 +23,9 @@ from fa4build.simulate.translate.emitter import read_registers, registers_in, wr
 from fa4build.simulate.translate.opcodes import rule_for
 
 
+PART = 64  # instructions, of core.h
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """An entry ready to run.
@@ -34,6 +37,8 @@ class Program:
         texts: of faults that lie in the code itself.
         tracked, products: (first entry of every instruction, entries) of the registers of wgmma that it writes by
             other means, and that it multiplies with, accumulators first.
+        parts: (first pair of each part of PART instructions, and one more for special values; pairs of offset and
+            bytes) of the places that it writes.
         function, blocks, contracted: as the Python engine has them.
     """
 
@@ -48,6 +53,7 @@ class Program:
     texts: tuple[str, ...]
     tracked: tuple[np.ndarray, np.ndarray]
     products: tuple[np.ndarray, np.ndarray]
+    parts: tuple[np.ndarray, np.ndarray]
 
 
 def make_program(module: Module, entry: str, contract: bool) -> Program:
@@ -81,6 +87,7 @@ def make_program(module: Module, entry: str, contract: bool) -> Program:
         texts=tuple(coder.texts),
         tracked=_table(_tracked(function)),
         products=_table([_multiplied(ins) for ins in function.instructions]),
+        parts=_parts(function, slots, specials),
     )
 
 
@@ -98,6 +105,28 @@ def _tracked(function: Function) -> list[list[int]]:
         [] if ins.opcode.startswith("wgmma") else [r for r in written_registers(ins) if r in of_products]
         for ins in function.instructions
     ]
+
+
+def _parts(function: Function, slots: list[int], specials: list[tuple[int, int, int]]):
+    """Places that each part of the code writes, neighbours as one."""
+    sizes = [SLOT_BYTES[storage_width(width)] for width in function.register_widths]
+    rows = []
+    for first in range(0, len(function.instructions), PART):
+        written = {r for ins in function.instructions[first : first + PART] for r in written_registers(ins)}
+        rows.append(_stretches({slots[r]: sizes[r] for r in written if slots[r] >= 0}))
+    starts, flat = _table([*rows, _stretches({place: SLOT_BYTES[bits] for _, bits, place in specials})])
+    return starts // 2, flat
+
+
+def _stretches(places: dict[int, int]) -> list[int]:
+    """Offset and bytes of each stretch of places, behind each other."""
+    found: list[list[int]] = []
+    for start in sorted(places):
+        if found and found[-1][0] + found[-1][1] == start:
+            found[-1][1] += places[start]
+        else:
+            found.append([start, places[start]])
+    return [number for stretch in found for number in stretch]
 
 
 def _table(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,8 +17,9 @@ from fa4build.simulate.hardware.global_memory import GlobalMemory
 from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
 from fa4build.simulate.native.build import library
 from fa4build.simulate.native.found import tell_found
-from fa4build.simulate.native.orders import FIELDS, ORDERS, Order
+from fa4build.simulate.native.orders import FIELDS, ORDERS, Order, order_named
 from fa4build.simulate.native.program import Program, program_for
+from fa4build.simulate.native.roles import mask_of
 from fa4build.simulate.native.tables import table
 
 _POINTER = ctypes.c_void_p
@@ -81,6 +83,9 @@ class _Launch(ctypes.Structure):
         ("product_start", _POINTER),
         ("product", _POINTER),
         ("num_registers", ctypes.c_int64),
+        ("part_start", _POINTER),
+        ("part", _POINTER),
+        ("num_parts", ctypes.c_int64),
         ("specials", _POINTER),
         ("num_specials", ctypes.c_int64),
         ("register_bytes", ctypes.c_int64),
@@ -141,19 +146,21 @@ def run_launch(
     """Executes a kernel. Arguments, errors and results as `simulate.launch.run_launch`.
 
     Args:
-        schedule: also any name of `ORDERS`, or an `Order`.
+        schedule: also a name that `orders.order_named` knows, or an `Order`.
         without: names of `ASSUMPTIONS` that are not made.
     Raises: SimulationError.
     """
-    order = schedule if isinstance(schedule, Order) else ORDERS.get(schedule)
+    order = schedule if isinstance(schedule, Order) else order_named(schedule)
     if order is None:
-        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}")
+        raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}, role n starved")
     if unknown := sorted(set(without) - set(ASSUMPTIONS)):
         raise SimulationError(f"assumption {unknown[0]!r} is unknown; allowed: {', '.join(ASSUMPTIONS)}")
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
     if (ctas := launch.cluster[0] * launch.cluster[1] * launch.cluster[2]) > MAX_CTAS:
         raise SimulationError(f"{launch.kernel}: a cluster of {ctas} CTAs; the native engine runs up to {MAX_CTAS}")
+    if order.role >= 0:
+        order = replace(order, starved=order.starved | mask_of(program, launch.block, order.role))
     memory.begin_launch()
     findings = Findings(launch.kernel, program.function.instructions, allowed)
     if checks:
@@ -198,6 +205,9 @@ class _Job:
             product_start=program.products[0].ctypes.data,
             product=program.products[1].ctypes.data,
             num_registers=len(function.register_names),
+            part_start=program.parts[0].ctypes.data,
+            part=program.parts[1].ctypes.data,
+            num_parts=len(program.parts[0]) - 3,
             specials=program.specials.ctypes.data,
             num_specials=len(program.specials),
             register_bytes=program.register_bytes,

@@ -58,15 +58,22 @@ ALWAYS_INLINE int exponent_of(uint32_t f32, int min_exponent) {
 
 ALWAYS_INLINE int is_finite(uint32_t f32) { return (f32 & INFINITY_F32) != INFINITY_F32; }
 
-/* `count` elements, `stride` apart, as values and exponents; infinities and NaN count as zero. Returns whether there are
- * any; *lowest falls to the smallest exponent of a nonzero element. */
+/* What is not finite: bits. */
+enum { HAS_INFINITY = 1, HAS_NAN = 2 };
+ALWAYS_INLINE int kind_of(uint32_t f32) {
+    uint32_t magnitude = f32 & MAGNITUDE_F32;
+    return (magnitude == INFINITY_F32 ? HAS_INFINITY : 0) | (magnitude > INFINITY_F32 ? HAS_NAN : 0);
+}
+
+/* `count` elements, `stride` apart, as values and exponents; infinities and NaN count as zero. Returns which there are
+ * (HAS_*); *lowest falls to the smallest exponent of a nonzero element. */
 ALWAYS_INLINE int spread(units_type type, const void *bits, size_t first, size_t stride, int count, float *values,
                          int16_t *exponents, int *lowest) {
     int odd = 0, low = *lowest, least = TYPES[type].min_exponent;
     for (int i = 0; i < count; i++) {
         uint32_t f32 = element(type, bits, first + (size_t)i * stride);
         int finite = is_finite(f32);
-        odd |= !finite;
+        odd |= kind_of(f32);
         f32 = finite ? f32 : 0;
         int e = exponent_of(f32, least);
         values[i] = as_f32(f32);
@@ -95,6 +102,7 @@ static int spread_any(units_type type, const void *bits, size_t first, size_t st
 typedef struct {
     float values[MAX_STEP][COLUMNS];
     int16_t exponents[MAX_STEP][COLUMNS];
+    uint8_t odd_columns[COLUMNS]; /* HAS_* of each; set where `odd` is */
     int odd, lowest;
 } Staged;
 
@@ -102,6 +110,15 @@ typedef struct {
 ALWAYS_INLINE void turned(const uint8_t *b, size_t row_bytes, int size, int n, int step, uint8_t *out) {
     for (int j = 0; j < n; j++)
         for (int i = 0; i < step; i++) memcpy(out + ((size_t)i * COLUMNS + (size_t)j) * (size_t)size, b + (size_t)j * row_bytes + (size_t)(i * size), (size_t)size);
+}
+
+/* HAS_* of every column. */
+static void find_odd(Staged *s, units_type type, const uint8_t *b, size_t row_bytes, int n, int step) {
+    for (int j = 0; j < n; j++) {
+        int odd = 0;
+        for (int i = 0; i < step; i++) odd |= kind_of(element(type, b + (size_t)j * row_bytes, (size_t)i));
+        s->odd_columns[j] = (uint8_t)odd;
+    }
 }
 
 static void stage(Staged *s, units_type type, const uint8_t *b, size_t row_bytes, int n) {
@@ -117,6 +134,7 @@ static void stage(Staged *s, units_type type, const uint8_t *b, size_t row_bytes
         s->odd |= spread_any(type, by_k, (size_t)i * COLUMNS, 1, n, s->values[i], s->exponents[i], &s->lowest);
         for (int j = n; j < padded; j++) s->values[i][j] = 0, s->exponents[i][j] = ZERO_EXPONENT;
     }
+    if (s->odd) find_odd(s, type, b, row_bytes, n, step);
 }
 
 /* One row of A in a K step. */
@@ -212,7 +230,7 @@ ALWAYS_INLINE void step_block(const Row *a, const Staged *b, int step, int colum
 /* ---- infinities and NaN ------------------------------------------------------------------------------------------ */
 
 /* The IEEE sum of c and the products where it is not finite, else `d`. */
-static uint32_t with_non_finite(int step, units_type a_type, const void *a, units_type b_type, const void *b, uint32_t c,
+static uint32_t with_infinities(int step, units_type a_type, const void *a, units_type b_type, const void *b, uint32_t c,
                                 uint32_t d) {
     double total = as_f32(c);
     for (int i = 0; i < step; i++)
@@ -230,6 +248,12 @@ typedef struct {
     int n, step, accumulate;
 } Step;
 
+/* `kinds`: HAS_* of the operands and of c together. */
+ALWAYS_INLINE uint32_t not_finite(const Step *s, int kinds, const uint8_t *a_bits, int column, uint32_t c, uint32_t d) {
+    if (kinds & HAS_NAN) return canonical(0x7FC00000u);
+    return with_infinities(s->step, s->a_type, a_bits, s->b_type, s->b + (size_t)column * s->row_bytes, c, d);
+}
+
 /* One row of D, `count` columns from `column`. */
 ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, int step, const uint8_t *a_bits, int column,
                              int count, uint32_t *d) {
@@ -242,10 +266,10 @@ ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, int s
         for (int j = 0; j < BLOCK; j++) c[j] = is_finite(c[j]) ? c[j] : 0;
     }
     step_block(a, b, step, column, c);
-    if (odd)
-        for (int j = 0; j < count; j++)
-            c[j] = with_non_finite(s->step, s->a_type, a_bits, s->b_type, s->b + (size_t)(column + j) * s->row_bytes,
-                                   before[j], c[j]);
+    for (int j = 0; odd && j < count; j++) {
+        int kinds = a->odd | kind_of(before[j]) | (b->odd ? b->odd_columns[column + j] : 0);
+        if (kinds) c[j] = not_finite(s, kinds, a_bits, column + j, before[j], c[j]);
+    }
     memcpy(d, c, 4 * (size_t)count);
 }
 
@@ -258,6 +282,10 @@ ALWAYS_INLINE void step_rows(const Step *s, const Staged *b, int step, int m, ui
         const uint8_t *bits = s->a + (size_t)i * s->row_bytes;
         a.lowest = 1000;
         a.odd = spread_any(s->a_type, bits, 0, 1, step, a.values, a.exponents, &a.lowest);
+        if (a.odd & HAS_NAN) {
+            for (int j = 0; j < s->n; j++) d[j] = canonical(0x7FC00000u);
+            continue;
+        }
         int column = 0;
         for (; column + BLOCK <= s->n; column += BLOCK) row_block(s, &a, b, step, bits, column, BLOCK, d + column);
         if (column < s->n) row_block(s, &a, b, step, bits, column, s->n - column, d + column);
