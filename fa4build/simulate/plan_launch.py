@@ -13,7 +13,14 @@ from fa4build.simulate.ptx.parser import parse_module
 
 
 def simulate_launch(
-    ptx: str, launch: Launch, memory: GlobalMemory, *, registers: int | None = None, by_warp: bool = False, **options
+    ptx: str,
+    launch: Launch,
+    memory: GlobalMemory,
+    *,
+    registers: int | None = None,
+    by_warp: bool = False,
+    free_sums: bool = False,
+    **options,
 ) -> RunReport:
     """Runs one launch of a plan.
 
@@ -23,6 +30,7 @@ def simulate_launch(
         memory: the buffers whose addresses went into the inputs.
         registers: registers a thread, from the cubin; None leaves setmaxnreg budgets unchecked.
         by_warp: no lockstep of warps.
+        free_sums: the kernel is not deterministic; see `SimLaunch`.
         options: of `run_launch`: checks, schedule, seed, contract, concurrent_clusters.
 
     Raises:
@@ -37,6 +45,8 @@ def simulate_launch(
         cluster=launch.cluster,
         smem=launch.smem,
         parameters=block,
+        dependent=launch.pdl,
+        free_sums=free_sums,
         registers=registers,
         by_warp=by_warp,
     )

@@ -12,6 +12,7 @@ from fa4build.cases.schedules import Run
 from fa4build.errors import SimulationError
 from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
+from fa4build.matrix.variants import parse_variant
 from fa4build.plan import LaunchPlan, evaluate, failed_guard
 from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
 
@@ -148,6 +149,7 @@ def execute(
     inputs = plan_inputs(plan, memory, views, scalars, unwritten=unwritten)
     if (refusal := failed_guard(plan, inputs)) is not None:
         raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
+    variant = parse_variant(request.variant_id)
     reports = [
         simulate_launch(
             request.ptx,
@@ -155,6 +157,7 @@ def execute(
             memory,
             registers=request.registers,
             by_warp=run.by_warp,
+            free_sums=variant.op == "bwd" and not variant.deterministic,
             checks=run.checks,
             schedule=run.schedule,
             seed=seed,

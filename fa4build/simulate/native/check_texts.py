@@ -36,6 +36,8 @@ KINDS = (
     *("TENSOR_FREE_READ", "EXIT_BULK_READ", "EXIT_BULK_OPEN", "EXIT_WGMMA", "EXIT_BARRIER_BYTES"),
     *("EXIT_BARRIER_HALF", "EXIT_TMEM", "EXIT_BUDGETS", "EXIT_REGISTER_FILE", "UNDEFINED_REGISTER"),
     *("WGMMA_NO_FENCE", "WGMMA_WRITTEN", "TENSOR_LANES", "TENSOR_ORDER", "LANE_RACE", "BARRIER_EARLY"),
+    *("ORDER_READ", "ORDER_WRITE", "ORDER_OVERWRITE", "ORDER_PROXY", "ORDER_SUMS"),
+    *("PARENT_EARLY", "PARENT_NEVER", "LEFT_TOUCHED", "LEFT_LATE"),
     *("NOTE_UNFENCED_INIT", "NOTE_EARLY_REMOTE", "NOTE_UNOBSERVED", "NOTE_NAMED_LEFT", "NOTE_NAMED_TWICE"),
     *("NOTE_WGMMA_PART", "OUT_OF_ROOM"),
 )
@@ -223,6 +225,69 @@ def _global_unwritten(t: _Teller, r) -> None:
     t.error("R9", (int(r["site"]),), f"{t.place(r)}: reads {where}, never written")
 
 
+# --- order of global memory, between clusters and kernels -------------------------------------------------------------
+
+
+def _global_place(t: _Teller, r) -> str:
+    return f"{t.machine.buffer_name(int(r['extra'][0]))} at byte {r['address']}"
+
+
+def _someone(t: _Teller, cluster: int, slot: int) -> str:
+    rank = slot // t.machine.warps_a_cta
+    return f"warp {slot % t.machine.warps_a_cta} of CTA rank {rank} of cluster {cluster}"
+
+
+def _other_access(t: _Teller, r, what: str) -> str:
+    how = "asynchronous " if int(r["extra"][3]) & 1 else ""
+    return f"the {how}{what} by {_someone(t, int(r['extra'][1]), int(r['extra'][2]))} at {t.other(r)}"
+
+
+def _order(rule: str, verb: str, what: str, end: str):
+    def told(t: _Teller, r) -> None:
+        text = f"cluster {r['cluster']} {t.place(r)}: {verb} {_global_place(t, r)} while {_other_access(t, r, what)}"
+        text += f" is not known to be {end}: no release and acquire of a scope that holds both order the two"
+        t.error(rule, (*_pair(r), "order"), text)
+
+    return told
+
+
+def _order_proxy(t: _Teller, r) -> None:
+    verb = "writes" if r["size"] else "reads"
+    text = f"cluster {r['cluster']} {t.place(r)}: the asynchronous proxy {verb} {_global_place(t, r)} behind"
+    text += f" {_other_access(t, r, 'access')} without a fence.proxy.async of global memory on each asynchronous side"
+    t.error("R4", (*_pair(r), "order"), text)
+
+
+def _order_sums(t: _Teller, r) -> None:
+    text = f"cluster {r['cluster']} {t.place(r)}: adds to {_global_place(t, r)}, and so does"
+    text += f" {_other_access(t, r, 'addition')}, in no order: the bits of the sum change from run to run"
+    t.error("R16", _pair(r), text)
+
+
+def _parent_early(t: _Teller, r) -> None:
+    verb = "writes" if r["size"] else "reads"
+    text = f"{t.place(r)}: {verb} {_global_place(t, r)} before griddepcontrol.wait: the kernel in front may be running"
+    t.error("R17", (int(r["site"]),), text)
+
+
+def _parent_never(t: _Teller, r) -> None:
+    text = "launched as a dependent of the kernel in front, but no thread executes griddepcontrol.wait: whoever waits"
+    t.error("R17", ("never",), f"{text} for this kernel does not wait for that one")
+
+
+def _left_touched(t: _Teller, r) -> None:
+    what = ("access", "copy", "tcgen05.commit")[int(r["extra"][0])]
+    by = "" if what == "copy" else f" by {_someone(t, int(r['cluster']), int(r['extra'][1]))}"
+    at = "" if r["site"] < 0 else f" at {t.line(r)}"
+    text = f"CTA {t.ctaid(r)} exits while the {what}{by}{at} that touches its shared memory is not known to be over"
+    t.error("R12", (what, int(r["site"]), int(r["extra"][1]) if what != "copy" else -1, "left"), text)
+
+
+def _left_late(t: _Teller, r) -> None:
+    by = _someone(t, int(r["cluster"]), int(r["extra"][1]))
+    t.error("R12", ("late",), f"a tcgen05.commit by {by} arrives in CTA {t.ctaid(r)}, which has exited")
+
+
 # --- tensor memory ----------------------------------------------------------------------------------------------------
 
 
@@ -404,6 +469,15 @@ _TELL: dict[str, Callable] = {
     "BARRIER_BYTES_ASYNC": _barrier_bytes("an asynchronous write covers"),
     "GLOBAL_TWICE": _global_twice,
     "GLOBAL_UNWRITTEN": _global_unwritten,
+    "ORDER_READ": _order("R1", "reads", "write", "complete"),
+    "ORDER_WRITE": _order("R3", "writes", "write", "complete"),
+    "ORDER_OVERWRITE": _order("R2", "overwrites", "read", "over"),
+    "ORDER_PROXY": _order_proxy,
+    "ORDER_SUMS": _order_sums,
+    "PARENT_EARLY": _parent_early,
+    "PARENT_NEVER": _parent_never,
+    "LEFT_TOUCHED": _left_touched,
+    "LEFT_LATE": _left_late,
     "TENSOR_RACE_READ": _tensor_race("R1", "reads", "write", "complete"),
     "TENSOR_RACE_WRITE": _tensor_race("R3", "overwrites", "write", "complete"),
     "TENSOR_RACE_OVERWRITE": _tensor_race("R2", "overwrites", "read", "over"),

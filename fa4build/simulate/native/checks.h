@@ -68,6 +68,9 @@ enum {
     CHK_RULES_SCOPES = 2,       /* relaxed, scopes, and what makes an mbarrier or a CTA known to others: R5, R13 */
     CHK_RULES_SPACES = 4,       /* state spaces of proxy fences */
     CHK_RULES_TENSOR_ORDER = 8, /* products of a thread are ordered only as the manual says: R7-order */
+    CHK_RULES_ORDER = 32,       /* order of global memory between warps of all clusters; CTAs that others touch: R1 to R4, R12 */
+    CHK_RULES_SUMS = 64,        /* floats are added to one address in an order that the program fixes: R16 */
+    CHK_RULES_PARENT = 128,     /* launched as a programmatic dependent: R17 */
     CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
 };
 void chk_launch_rules(chk_launch *launch, uint32_t rules);
@@ -253,6 +256,27 @@ chk_status chk_atomic(chk_cluster *cluster, const chk_gang *gang, const uint64_t
 chk_status chk_acquire(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
                        chk_sync sync);
 
+/* ---- order between clusters and kernels (checks_order.c) ---------------------------------------------------------- */
+
+/* All clusters have ended: R17 where nobody has waited for the kernel in front. */
+void chk_launch_done(chk_launch *launch);
+
+/* What an access of global memory does. Sums are additions of floats, whose order shows in the bits. */
+typedef enum { CHK_TOUCH_READ = 0, CHK_TOUCH_WRITE, CHK_TOUCH_UPDATE, CHK_TOUCH_SUM } chk_touch;
+/* The active lanes access `size` bytes each. `sync`: how strong a strong access is (ld.relaxed and above, atomics);
+ * NULL: a weak one. Acquires and releases of strong ones take effect. Call a load behind it, all others before. */
+chk_status chk_order_touch(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
+                           uint32_t size, chk_touch touch, const chk_sync *sync, int32_t site);
+/* An asynchronous operation, issued as `token`, accesses `size` bytes. */
+chk_status chk_order_copy(chk_cluster *cluster, const chk_gang *gang, chk_token token, uint64_t address, uint64_t size,
+                          chk_touch touch, int32_t site);
+/* Groups were waited for until everything of them was performed (not `.read`). */
+chk_status chk_order_performed(chk_cluster *cluster, const chk_gang *gang, const chk_token *tokens, size_t count);
+/* Threads access the shared memory of another CTA of the cluster. */
+chk_status chk_order_remote(chk_cluster *cluster, const chk_gang *gang, uint32_t cta, int32_t site);
+/* The last thread of a CTA has exited: R12 where something may still touch its shared memory. */
+chk_status chk_cta_left(chk_cluster *cluster, uint32_t cta);
+
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 /* A bulk operation of a lane that is in a group or not yet committed. `name`: the caller's number for its text. */
@@ -332,6 +356,16 @@ typedef enum {
     CHK_TENSOR_ORDER,           /* R7-order: verb in extra[0] */
     CHK_LANE_RACE,              /* R10: `lane` after `other_lane`; verb in extra[0]; extra[1]: that one has read */
     CHK_BARRIER_EARLY,          /* R5: barrier of CTA extra[0] at `address`, init at `other` */
+    CHK_ORDER_READ,             /* R1: of global memory: byte `address` of buffer extra[0]; the other side: cluster
+                                 * extra[1], slot extra[2], extra[3]: 1 asynchronous, 2 strong */
+    CHK_ORDER_WRITE,            /* R3: as above */
+    CHK_ORDER_OVERWRITE,        /* R2: as above */
+    CHK_ORDER_PROXY,            /* R4: as above; verb in `size` */
+    CHK_ORDER_SUMS,             /* R16: as above */
+    CHK_PARENT_EARLY,           /* R17: byte `address` of buffer extra[0]; verb in `size` */
+    CHK_PARENT_NEVER,           /* R17: of the launch */
+    CHK_LEFT_TOUCHED,           /* R12: CTA `cta`; extra[0]: 0 access, 1 copy, 2 commit, of slot extra[1], at `site` */
+    CHK_LEFT_LATE,              /* R12: a commit of slot extra[1] arrives at CTA `cta`, which has left */
     CHK_NOTE_UNFENCED_INIT,     /* R5: barrier of CTA extra[0] at `address`, init at `other`; site -1: deferred */
     CHK_NOTE_EARLY_REMOTE,      /* R13: CTA extra[0] */
     CHK_NOTE_UNOBSERVED,        /* R5: first arrival of phase extra[0] at barrier `address` of CTA extra[1] */

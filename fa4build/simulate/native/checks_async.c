@@ -1,5 +1,6 @@
 /* R1 to R5 and R9 of asynchronous operations: what one may touch from its issue until its completion is seen. The twin
  * of memory_rules.py. */
+#include "checks_order.h"
 #include "checks_state.h"
 
 /* ---- the shared memory of asynchronous operations ---------------------------------------------------------------- */
@@ -243,6 +244,7 @@ chk_status chk_issue(chk_cluster *cluster, const chk_gang *gang, const chk_opera
     chk_status status = stamp(cluster, gang, operation, &stamped);
     if (status != CHK_OK) return status;
     *token = stamped;
+    chk_order_issued(cluster, operation);
     issue how = issue_of(cluster, gang, operation, stamped);
     if (operation->channel == CHK_CP_ASYNC) cluster->copying[how.slot] |= chk_mask(gang, 0);
     if (operation->channel != CHK_MMA) return all_operands(cluster, gang, operation, &how);

@@ -1,4 +1,5 @@
 /* Vector clocks of one cluster: the twin of clocks.py. */
+#include "checks_order.h"
 #include "checks_state.h"
 
 /* ---- components -------------------------------------------------------------------------------------------------- */
@@ -464,6 +465,7 @@ chk_status chk_clock_take(chk_cluster *cluster, uint32_t cta, uint32_t warp, uin
     if (component < 0 || !lengthen(cluster, *clock, component + 1)) return cluster->failed;
     add_channel(cluster, *clock, component);
     cluster->clocks[*clock].is_held = CHK_HELD_OUTSIDE;
+    chk_order_take(cluster, slot, channel, *clock);
     return CHK_OK;
 }
 

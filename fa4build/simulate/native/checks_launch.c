@@ -1,6 +1,7 @@
 /* Launches and clusters: memory, and what is made and given back. */
 #include <stdlib.h>
 
+#include "checks_order.h"
 #include "checks_state.h"
 
 void *chk_take(chk_launch *launch, size_t count, size_t size) {
@@ -56,6 +57,7 @@ chk_launch *chk_launch_create(const chk_buffer *buffers, size_t num_buffers, siz
 
 void chk_launch_destroy(chk_launch *launch) {
     if (!launch) return;
+    chk_order_end(launch);
     free(launch->buffers);
     free(launch->visited);
     free(launch->findings);
@@ -124,11 +126,15 @@ chk_status chk_cluster_create(chk_launch *launch, uint32_t index, uint32_t num_c
         chk_cluster_destroy(cluster);
         return status;
     }
+    cluster->order = launch->order ? chk_order_cluster(cluster) : NULL;
     *out = cluster;
     return CHK_OK;
 }
 
-void chk_launch_rules(chk_launch *launch, uint32_t rules) { launch->rules = rules; }
+void chk_launch_rules(chk_launch *launch, uint32_t rules) {
+    launch->rules = rules;
+    if (rules & CHK_RULES_ORDER) chk_order_begin(launch);
+}
 
 chk_status chk_lanes_present(chk_cluster *cluster, uint32_t cta, uint32_t warp, uint32_t lanes) {
     if (cta >= cluster->num_ctas || warp >= cluster->warps_a_cta || !lanes) return CHK_BAD_INPUT;
@@ -162,6 +168,7 @@ static void destroy_clocks(chk_cluster *cluster) {
 void chk_cluster_destroy(chk_cluster *cluster) {
     if (!cluster) return;
     chk_launch *launch = cluster->launch;
+    chk_order_forget(cluster);
     destroy_ctas(cluster);
     destroy_clocks(cluster);
     chk_give(launch, cluster->barriers, cluster->barrier_capacity, sizeof *cluster->barriers);

@@ -15,7 +15,11 @@
 
 /* ---- launch ------------------------------------------------------------------------------------------------------ */
 
+typedef struct chk_history chk_history;     /* checks_order.c: of a launch */
+typedef struct chk_ordered chk_ordered; /* of a cluster */
+
 struct chk_launch {
+    chk_history *order; /* NULL: not asked for */
     size_t used_bytes, max_bytes;
     chk_buffer *buffers;
     size_t num_buffers, last_buffer;
@@ -152,6 +156,7 @@ typedef struct {
 
 struct chk_cluster {
     chk_launch *launch;
+    chk_ordered *order; /* NULL: not asked for */
     uint32_t index, num_ctas, warps_a_cta, num_slots, shared_limit;
     chk_status failed; /* why a component or a clock could not be had */
 

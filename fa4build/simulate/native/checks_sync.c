@@ -1,5 +1,6 @@
 /* What orders warps: groups, mbarriers, named and cluster barriers, fences, words of global memory. The twin of
  * observer.py. */
+#include "checks_order.h"
 #include "checks_state.h"
 
 /* A lane's wait for its own operations. Copies of cp.async stay what each lane has waited for, until the lanes meet. */
@@ -225,6 +226,7 @@ chk_status chk_arrive(chk_cluster *cluster, const chk_gang *gang, int32_t barrie
         check_made(cluster, gang, at, site);
     }
     if (phase > 0 && at->observed < phase - 1 && pending == expected) note_unobserved(cluster, gang, at, phase, site);
+    if (sync.order & CHK_RELEASE) chk_order_arrive(cluster, gang, barrier, phase);
     int apart = is_remote && chk_has_rule(cluster, CHK_RULES_SCOPES);
     return release_to(cluster, gang, phase_clock(cluster, at, phase, apart), sync, is_remote);
 }
@@ -233,6 +235,7 @@ chk_status chk_deferred_arrive(chk_cluster *cluster, int32_t barrier, int32_t ph
     chk_barrier *at = barrier_of(cluster, barrier, phase);
     if (!at || !chk_is_taken(cluster, clock)) return CHK_BAD_INPUT;
     chk_note_unfenced(cluster, NULL, at, -1);
+    chk_order_deferred(cluster, barrier, phase, clock);
     return chk_clock_merge(cluster, phase_clock(cluster, at, phase, 0), clock, 1) ? CHK_OK : cluster->failed;
 }
 
@@ -261,6 +264,7 @@ chk_status chk_wait_passed(chk_cluster *cluster, const chk_gang *gang, int32_t b
     int32_t ended = phase - 1, component = chk_component(cluster, CHK_MBARRIER, at->cta, at->offset);
     if (component < 0) return cluster->failed;
     if (at->observed < ended) at->observed = ended;
+    chk_order_passed(cluster, gang, barrier, phase);
     check_made(cluster, gang, at, site);
     int is_known = ended >= 0 && at->phase[ended % 2] == ended, asks = chk_has_rule(cluster, CHK_RULES_SCOPES);
     int is_memory = !asks || (sync.order & CHK_ACQUIRE) != 0;
@@ -285,6 +289,7 @@ chk_status chk_named_arrive(chk_cluster *cluster, const chk_gang *gang, uint32_t
                             int is_sync) {
     (void)generation;
     if (!chk_gang_ok(cluster, gang) || index >= 16) return CHK_BAD_INPUT;
+    chk_order_named_arrive(cluster, gang, index);
     chk_named *named = &cluster->ctas[gang->cta].named[index];
     if (is_sync) named->waiting += num_active(gang);
     return collect(cluster, gang, &named->clock, 1);
@@ -292,6 +297,7 @@ chk_status chk_named_arrive(chk_cluster *cluster, const chk_gang *gang, uint32_t
 
 chk_status chk_named_completed(chk_cluster *cluster, uint32_t cta, uint32_t index, uint32_t generation) {
     if (cta >= cluster->num_ctas || index >= 16) return CHK_BAD_INPUT;
+    chk_order_named_completed(cluster, cta, index, generation);
     chk_named *named = &cluster->ctas[cta].named[index];
     chk_named over = *named;
     *named = (chk_named){-1, 0};
@@ -316,6 +322,7 @@ static void leave_generation(chk_cluster *cluster, chk_generation *over, uint32_
 
 chk_status chk_named_passed(chk_cluster *cluster, const chk_gang *gang, uint32_t index, uint32_t generation) {
     if (!chk_gang_ok(cluster, gang) || index >= 16) return CHK_BAD_INPUT;
+    chk_order_named_passed(cluster, gang, index, generation);
     for (size_t i = 0; i < cluster->num_generations; i++) {
         chk_generation *over = &cluster->generations[i];
         if (over->cta != gang->cta || over->index != index || over->generation != generation) continue;
@@ -332,11 +339,13 @@ chk_status chk_named_passed(chk_cluster *cluster, const chk_gang *gang, uint32_t
 
 chk_status chk_cluster_arrive(chk_cluster *cluster, const chk_gang *gang, chk_sync sync) {
     if (!chk_gang_ok(cluster, gang)) return CHK_BAD_INPUT;
+    if (sync.order != CHK_RELAXED) chk_order_cluster_arrive(cluster, gang);
     if (sync.order == CHK_RELAXED && !chk_has_rule(cluster, CHK_RULES_SCOPES)) return CHK_OK;
     return release_to(cluster, gang, &cluster->cluster_arrivals, sync, 1);
 }
 
 chk_status chk_cluster_completed(chk_cluster *cluster) {
+    chk_order_cluster_completed(cluster);
     chk_clock_drop(cluster, cluster->cluster_done);
     cluster->cluster_done = cluster->cluster_arrivals;
     cluster->cluster_arrivals = -1;
@@ -346,6 +355,7 @@ chk_status chk_cluster_completed(chk_cluster *cluster) {
 chk_status chk_cluster_passed(chk_cluster *cluster, const chk_gang *gang) {
     if (!chk_gang_ok(cluster, gang)) return CHK_BAD_INPUT;
     CHK_EACH_ACTIVE(k, gang) cluster->synced[chk_gang_slot(cluster, gang, k)] = 1;
+    chk_order_cluster_passed(cluster, gang);
     join(cluster, gang, cluster->cluster_done, 1);
     return CHK_OK;
 }
@@ -397,6 +407,7 @@ static void fence_proxy(chk_cluster *cluster, const chk_gang *gang, uint32_t spa
 
 chk_status chk_fence(chk_cluster *cluster, const chk_gang *gang, chk_fence_kind kind, uint32_t spaces, chk_sync sync) {
     if (!chk_gang_ok(cluster, gang)) return CHK_BAD_INPUT;
+    chk_order_fence(cluster, gang, kind, spaces, sync);
     int is_shared = !chk_has_rule(cluster, CHK_RULES_SPACES) || (spaces & ~(uint32_t)CHK_SPACE_GLOBAL);
     if (kind == CHK_FENCE_MBARRIER_INIT) publish_barriers(cluster, gang, 1);
     if (kind == CHK_FENCE_PROXY_ASYNC && is_shared) publish_barriers(cluster, gang, 0);
@@ -487,6 +498,7 @@ chk_status chk_atomic(chk_cluster *cluster, const chk_gang *gang, const uint64_t
 
 chk_status chk_acquire(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
                        chk_sync sync) {
-    (void)sync; /* ld.relaxed and ld.volatile count as acquire today */
-    return touch_all(cluster, gang, addresses, count, CHK_ACQUIRE);
+    /* The Python checks take ld.relaxed and ld.volatile for acquires. */
+    int takes = !chk_has_rule(cluster, CHK_RULES_SCOPES) || (sync.order & CHK_ACQUIRE);
+    return touch_all(cluster, gang, addresses, count, takes ? CHK_ACQUIRE : CHK_RELAXED);
 }

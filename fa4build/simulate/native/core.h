@@ -536,6 +536,7 @@ TensorMemory *tensor_memory(Cta *cta);
 
 /* core_launch.c */
 bool take_origin(Run *run, int32_t origin[3]);
+bool cluster_is_over(const Cluster *cluster);
 /* core_memory.c */
 /* What is freed stays with the process, so that clusters do not ask the system for the same pages again and again. */
 void keep_memory(void);

@@ -223,7 +223,8 @@ void group_add(GroupList *list, Op *op, int lane) {
     keep(op);
 }
 
-static void wait_over(Warp *w, Op **ops, uint32_t *lanes, int n) {
+/* `only_read`: sources were read, but what was written need not be there yet. */
+static void wait_over(Warp *w, Op **ops, uint32_t *lanes, int n, bool only_read) {
     if (w->run->checks && n) {
         chk_token *tokens = malloc(sizeof *tokens * (size_t)n);
         size_t told = 0;
@@ -233,6 +234,7 @@ static void wait_over(Warp *w, Op **ops, uint32_t *lanes, int n) {
             tokens[told++].lanes = lanes ? lanes[k] : 0;
         }
         CHECK(w, chk_ops_waited, tokens, told);
+        if (!only_read) CHECK(w, chk_order_performed, tokens, told);
         free(tokens);
     }
     for (int k = 0; k < n; k++) drop(ops[k]);
@@ -250,7 +252,7 @@ int finish_ops(Warp *w, const Wait *wait) {
     if (wait->named == 3 && w->run->launch->order.deferred &&
         deliver_wgmma(w, wait->ops, wait->num_ops))
         return FAULTED;
-    wait_over(w, wait->ops, wait->op_lanes, wait->num_ops);
+    wait_over(w, wait->ops, wait->op_lanes, wait->num_ops, wait->parity);
     return NEXT;
 }
 
@@ -325,6 +327,9 @@ RULE(cp_async) {
         chk_operand to = {.kind = CHK_SHARED_UNITS, .cta = (uint32_t)w->cta->rank, .granules = unit, .count = units,
                           .owners = owners};
         observe_issue(w, op, CHK_CP_ASYNC, NULL, NULL, 0, &to, 1);
+        EACH_LANE(l, w->mask) {
+            if (c->real[l]) CHECK(w, chk_order_copy, op->token, c->from[l], c->real[l], CHK_TOUCH_READ, op->site);
+        }
     }
     return submit(&w->cta->cluster->engine, op, queue_key(QUEUE_COPIES, w));
 }
@@ -471,6 +476,7 @@ static int submit_load(Warp *w, Op *op, Cta *cta, Mbarrier *b, uint32_t offset, 
     mbarrier_source(b, w, op->line);
     touch_both(w, cta, b, op->site);
     observe_issue(w, op, CHK_MBARRIER, b, reads, num_reads, &to, 1);
+    if (op->kind == OP_TO_SHARED) CHECK(w, chk_order_copy, op->token, op->address, size, CHK_TOUCH_READ, op->site);
     return submit(engine, op, 0);
 }
 
@@ -533,6 +539,7 @@ static int out_lane(Warp *w, const Ins *i, int lane) {
     op->reduces = i->flags;
     chk_operand here[2] = {span(w->cta, origin, size), range(address, size)};
     observe_issue(w, op, CHK_BULK, NULL, here, i->flags ? 2 : 1, here + 1, i->flags ? 0 : 1);
+    CHECK(w, chk_order_copy, op->token, address, size, op->reduces ? CHK_TOUCH_SUM : CHK_TOUCH_WRITE, op->site);
     group_add(&w->bulk, op, lane);
     w->bulk_known |= 1u << lane;
     return submit(&w->cta->cluster->engine, op, 0);

@@ -146,6 +146,7 @@ static int arrive_at(Warp *w, const Ins *i, uint32_t address, uint32_t operand, 
     Mbarrier *b = find_mbarrier(w, address);
     if (!b) return FAULTED;
     chk_sync sync = strength(w, i);
+    CHECK(w, chk_order_remote, (uint32_t)b->cta->rank, site_of(w, i));
     CHECK(w, chk_arrive, b->handle, b->phase, (uint32_t)b->pending, (uint32_t)b->expected, sync, site_of(w, i));
     mbarrier_source(b, w, i->line);
     bool expects = i->flags & 1;

@@ -169,6 +169,7 @@ static int remote_place(Warp *w, const Ins *i, uint32_t address, uint32_t size, 
                      rank);
     CHECK(w, chk_touches, rank, site_of(w, i));
     CHECK(w, chk_remote_access, rank, &offset, size, site_of(w, i), !is_load);
+    CHECK(w, chk_order_remote, rank, site_of(w, i));
     *place = cluster->ctas[rank].shared + offset;
     return NEXT;
 }

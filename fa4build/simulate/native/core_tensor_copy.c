@@ -351,6 +351,16 @@ static chk_operand global_side(const Box *b, uint64_t **memory) {
     return (chk_operand){.kind = CHK_GLOBAL_UNITS, .unit_bytes = b->unit, .addresses = a, .count = n};
 }
 
+/* The rows of a box inside the tensor, as ranges of global memory. */
+static void observe_rows(Warp *w, const Op *op, const Box *b, chk_touch touch) {
+    if (!(w->run->launch->checks & CHK_RULES_ORDER) || b->empty || !b->buffer) return;
+    uint64_t low = (uint64_t)b->low[0] * b->unit, size = (uint64_t)(b->high[0] - b->low[0]) * b->unit;
+    for (int64_t r = 0; r < num_rows(b); r++) {
+        Row row = row_of(b, r);
+        if (row.inside) CHECK(w, chk_order_copy, op->token, row.address + low, size, touch, op->site);
+    }
+}
+
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
 static void poison_box(const Box *b, uint8_t *shared) {
@@ -377,6 +387,7 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
         chk_operand to = shared_side(cta, b, false, &granules), from = {0};
         if (followed) from = global_side(b, &addresses);
         observe_issue(w, op, CHK_MBARRIER, barrier, &from, followed, &to, 1);
+        observe_rows(w, op, b, CHK_TOUCH_READ);
         free(granules), free(addresses);
     }
     return submit(&cta->cluster->engine, op, 0);
@@ -438,6 +449,7 @@ static void observe_out(Warp *w, Op *op, const Box *b) {
     if (followed) sides[1] = global_side(b, &addresses);
     size_t reads = b->reduces && followed ? 2 : 1;
     observe_issue(w, op, CHK_BULK, NULL, sides, reads, sides + 1, followed && !b->reduces);
+    observe_rows(w, op, b, b->reduces ? CHK_TOUCH_SUM : CHK_TOUCH_WRITE);
     free(granules), free(addresses);
 }
 

@@ -31,12 +31,23 @@ def _load(c, ins, match) -> None:
     c.emit(f"ld_{match[1]}", base, imm=offset, size=size, count=len(places), flags=flags, entries=places)
 
 
-@decodes(rf"st(?:\.relaxed\.(?:cta|cluster|gpu|sys))?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}")
+_STRONG = r"(?:\.(relaxed|release|volatile)(?:\.(cta|cluster|gpu|sys))?)?"
+
+
+@decodes(rf"st{_STRONG}\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}")
 def _store(c, ins, match) -> None:
-    base, offset = c.address(ins.operands[0], _bits_of_space(match[1]))
-    size = int(match[3][1:]) // 8
+    """Flags of a strong store: 1, order << 1, scope << 4."""
+    order, scope, space, kind = match[1], match[2], match[3], match[5]
+    if order == "release" and space != "global":
+        raise ValueError(f"{ins.opcode} is not modelled; a release of the global space is")
+    base, offset = c.address(ins.operands[0], _bits_of_space(space))
+    size = int(kind[1:]) // 8
     places = _sources(c, ins.operands[1], size)
-    c.emit(f"st_{match[1]}", base, imm=offset, size=size, count=len(places), entries=places)
+    flags = 0
+    if order and space == "global":
+        scope = "sys" if order == "volatile" else scope or "gpu"
+        flags = 1 | (2 if order == "release" else 0) << 1 | SCOPES[scope] << 4
+    c.emit(f"st_{space}", base, imm=offset, size=size, count=len(places), flags=flags, entries=places)
 
 
 @decodes(rf"(ld|st)\.shared::cluster(?:\.v([24]))?\.{_TYPE}")

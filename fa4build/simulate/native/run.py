@@ -26,7 +26,8 @@ _POINTER = ctypes.c_void_p
 _ONE_AT_A_TIME = threading.Lock()  # the engine keeps scratch memory of its own
 MAX_CTAS = 16  # of a cluster; core.h
 RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
-RULES = 0x100 | 1 | 2 | 4  # CHECKS_ON and CHK_RULES_LANES, _SCOPES, _SPACES of checks.h
+RULES = 0x100 | 1 | 2 | 4 | 32  # CHECKS_ON and CHK_RULES_LANES, _SCOPES, _SPACES, _ORDER of checks.h
+RULES_SUMS, RULES_PARENT = 64, 128
 ASSUMPTIONS = {"tcgen05-issue-order": 8, "mbarrier-default-scope": 16}
 """What is taken for granted beyond the PTX manual (docs/what-is-proven.md); the values are CHK_RULES_* to look at it.
 
@@ -165,10 +166,15 @@ def run_launch(
     findings = Findings(launch.kernel, program.function.instructions, allowed)
     if checks:
         _report_undefined(program, findings)
-    rules = RULES | sum(ASSUMPTIONS[name] for name in set(without)) if checks else 0
+    rules = _rules(launch) | sum(ASSUMPTIONS[name] for name in set(without)) if checks else 0
     job = _Job(program, launch, memory, checks=rules, order=order, seed=seed, clusters=concurrent_clusters)
     job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
     return job.run(findings)
+
+
+def _rules(launch: SimLaunch) -> int:
+    """CHK_RULES_* that a launch is held to."""
+    return RULES | (0 if launch.free_sums else RULES_SUMS) | (RULES_PARENT if launch.dependent else 0)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,15 @@ from tests.simulate.native.checks_recorder import RecordingObserver, compare
 
 BEYOND_PYTHON = {"TENSOR_LANES", "TENSOR_ORDER", "LANE_RACE", "BARRIER_EARLY", "OUT_OF_ROOM"}
 """Of rules that only the C checks have; without them by default."""
-OF_THE_MACHINE = {"UNDEFINED_REGISTER", "WGMMA_NO_FENCE", "WGMMA_WRITTEN", "NOTE_NAMED_TWICE", "NOTE_WGMMA_PART"}
+OF_THE_MACHINE = {
+    "UNDEFINED_REGISTER",
+    "WGMMA_NO_FENCE",
+    "WGMMA_WRITTEN",
+    "NOTE_NAMED_TWICE",
+    "NOTE_WGMMA_PART",
+    *("ORDER_READ", "ORDER_WRITE", "ORDER_OVERWRITE", "ORDER_PROXY", "ORDER_SUMS", "PARENT_EARLY", "PARENT_NEVER"),
+    *("LEFT_TOUCHED", "LEFT_LATE"),
+}
 
 
 def _recording(seed: int, events: int):
