@@ -20,6 +20,7 @@ def simulate_launch(
     registers: int | None = None,
     by_warp: bool = False,
     free_sums: bool = False,
+    multiprocessors: int = 0,
     **options,
 ) -> RunReport:
     """Runs one launch of a plan.
@@ -30,7 +31,7 @@ def simulate_launch(
         memory: the buffers whose addresses went into the inputs.
         registers: registers a thread, from the cubin; None leaves setmaxnreg budgets unchecked.
         by_warp: no lockstep of warps.
-        free_sums: the kernel is not deterministic; see `SimLaunch`.
+        free_sums, multiprocessors: see `SimLaunch`.
         options: of `run_launch`: checks, schedule, seed, contract, concurrent_clusters.
 
     Raises:
@@ -47,6 +48,7 @@ def simulate_launch(
         parameters=block,
         dependent=launch.pdl,
         free_sums=free_sums,
+        multiprocessors=multiprocessors,
         registers=registers,
         by_warp=by_warp,
     )

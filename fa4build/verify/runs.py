@@ -157,6 +157,7 @@ def execute(
             memory,
             registers=request.registers,
             by_warp=run.by_warp,
+            multiprocessors=run.num_sms,
             free_sums=variant.op == "bwd" and not variant.deterministic,
             checks=run.checks,
             schedule=run.schedule,

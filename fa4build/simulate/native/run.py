@@ -20,6 +20,7 @@ from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.orders import FIELDS, ORDERS, Order, order_named
 from fa4build.simulate.native.program import Program, program_for
 from fa4build.simulate.native.roles import mask_of
+from fa4build.simulate.native.room import clusters_in_flight
 from fa4build.simulate.native.tables import table
 
 _POINTER = ctypes.c_void_p
@@ -167,9 +168,18 @@ def run_launch(
     if checks:
         _report_undefined(program, findings)
     rules = _rules(launch) | sum(ASSUMPTIONS[name] for name in set(without)) if checks else 0
-    job = _Job(program, launch, memory, checks=rules, order=order, seed=seed, clusters=concurrent_clusters)
+    clusters = max(concurrent_clusters, _room(launch))
+    job = _Job(program, launch, memory, checks=rules, order=order, seed=seed, clusters=clusters)
     job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
     return job.run(findings)
+
+
+def _room(launch: SimLaunch) -> int:
+    """Clusters that the launch's multiprocessors have room for."""
+    if not launch.multiprocessors:
+        return 1
+    facts = {"smem": launch.smem, "registers": launch.registers or 0, "multiprocessors": launch.multiprocessors}
+    return clusters_in_flight(launch.block, launch.cluster, **facts)
 
 
 def _rules(launch: SimLaunch) -> int:
