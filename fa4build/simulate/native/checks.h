@@ -70,7 +70,7 @@ enum {
     CHK_RULES_TENSOR_ORDER = 8, /* products of a thread are ordered only as the manual says: R7-order */
     CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
 };
-void chk_launch_rules(chk_launch *launch, uint32_t rules);
+CHK_API void chk_launch_rules(chk_launch *launch, uint32_t rules);
 /* Whether any buffer is followed: without one, global ranges of asynchronous operations need not be worked out. */
 int chk_has_unwritten(const chk_launch *launch);
 
