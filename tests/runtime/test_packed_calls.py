@@ -42,7 +42,7 @@ if not allocation.CAN_ANSWER:
 
 @pytest.fixture(scope="module")
 def cubins(tmp_path_factory):
-    return compile_variants(IDS, tmp_path_factory.mktemp("compile"))
+    return compile_variants(IDS)
 
 
 class Capture:

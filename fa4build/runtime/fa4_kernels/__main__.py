@@ -12,7 +12,7 @@ from .dispatch import Device, Problem, dispatch, evidence_text, levels_claimed, 
 from .errors import FA4KernelsError, TrustError
 from .loader import DRIVER_PATH, Runtime
 from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
-from .trust import TrustPolicy, trust_policy
+from .trust import TrustPolicy, environment_policy
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _trust() -> TrustPolicy:
     """The policy that this environment sets."""
-    return trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE"))
+    return environment_policy(os.environ)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -73,7 +73,7 @@ enum {
     CHK_RULES_PARENT = 128,     /* launched as a programmatic dependent: R17 */
     CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
 };
-void chk_launch_rules(chk_launch *launch, uint32_t rules);
+CHK_API void chk_launch_rules(chk_launch *launch, uint32_t rules);
 /* Whether any buffer is followed: without one, global ranges of asynchronous operations need not be worked out. */
 int chk_has_unwritten(const chk_launch *launch);
 

@@ -1,6 +1,6 @@
 """Prove and time the backward kernels of the wheels on a GPU: nothing but the wheels, torch and the scripts here.
 
-    python benchmarks/prove_backward_on_device.py WHEEL_DIR --out record.json [--timing] [--no-acceptance]
+    python device/prove_backward.py WHEEL_DIR --out record.json [--timing] [--no-acceptance]
 
 Checks dq, dk and dv of every backward kernel of every pack that fits the GPU against float64, with guard zones around
 the outputs; dk and dv must have the same bits in a repeat, and dq too where the kernel is deterministic (one case 1,000
@@ -12,9 +12,9 @@ import argparse
 import sys
 import time
 
-from device_checks import entries_here, median_ms, run_installed, setting, write
 from guard_zones import guarded, guards_intact
-from prove_on_device import PACKS, UNBOUNDED, WINDOWS, Case, draw, is_plain
+from harness import entries_here, median_ms, run_installed, setting, write
+from prove_forward import PACKS, UNBOUNDED, WINDOWS, Case, draw, is_plain
 
 LENGTHS = (1, 17, 127, 128, 129, 1000)
 HEADS = ((2, 2), (4, 1))  # query heads, key heads

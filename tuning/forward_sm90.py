@@ -4,9 +4,9 @@ Needs torch, nvidia-cutlass-dsl and tvm_ffi; flash-attn-4 (`flash_attn.cute`) is
 Candidates are compiled and checked by several processes at once; timings run one at a time. Prints tables and writes
 JSON lines to --out.
 
-    python benchmarks/forward_sm90_dev.py --out DIR --only '128.*full' --phases check,time
+    python tuning/forward_sm90.py --out DIR --only '128.*full' --phases check,time
 
-This is the tool for choosing tuning rows; the proof of shipped kernels is prove_on_device.py.
+This is the tool for choosing tuning rows; the proof of shipped kernels is device/prove_forward.py.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Prove and time the kernels of packed, paged and split attention, soft cap, sink, fp8 and combine on a GPU.
 
-    python benchmarks/prove_packed_on_device.py WHEEL_DIR --out record.json [--select GLOB] [--shard 0/1] [--timing]
+    python device/prove_varlen.py WHEEL_DIR --out record.json [--select GLOB] [--shard 0/1] [--timing]
 
 Nothing but the wheels, torch and the scripts here. Every kernel of every pack that fits the GPU and that
-prove_on_device and prove_backward_on_device do not prove is run on its cases: against float64, one sequence at a time,
+prove_forward and prove_backward do not prove is run on its cases: against float64, one sequence at a time,
 with NaN wherever no result may depend on, marks wherever nothing may be written, twice with equal bits. `--timing` adds
 decoding beside the memory's bandwidth, and checks of the public functions (graphs, gradients).
 
@@ -22,12 +22,12 @@ import threading
 import time
 from pathlib import Path
 
-from device_checks import entries_here, environment_of, install, reason, setting, write
-from packed_backward_checks import Chain, check_backward
-from packed_checks import COMBINE, check_combine, check_forward, launcher, synchronize
-from packed_problems import cases_for
-from packed_public_checks import decoding_rows, public_checks
-from prove_on_device import PACKS, is_plain
+from harness import entries_here, environment_of, install, reason, setting, write
+from prove_forward import PACKS, is_plain
+from varlen_backward_checks import Chain, check_backward
+from varlen_checks import COMBINE, check_combine, check_forward, launcher, synchronize
+from varlen_problems import cases_for
+from varlen_public_checks import decoding_rows, public_checks
 
 DEVICE = "cuda"
 SILENCE_S = 90  # first launches of a kernel load it; no case takes longer

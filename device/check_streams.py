@@ -1,7 +1,7 @@
 """Check on a GPU that what fa4_kernels keeps between calls serves every stream, graph, mode and thread, from the wheels
 alone.
 
-    python benchmarks/check_streams_on_device.py WHEEL_DIR --out record.json
+    python device/check_streams.py WHEEL_DIR --out record.json
 
 * second_stream: the first use of a length on one stream, behind a kernel that keeps it busy; at once the same on
   another stream, idle. Both give the bits of a run one after another. The log-sum-exp's scratch is new each time too.
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 
-from device_checks import run_checks, run_installed, setting
+from harness import run_checks, run_installed, setting
 
 DEVICE = "cuda"
 HEADS, HEADS_KV, HEAD_DIM = 8, 2, 128

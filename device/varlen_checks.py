@@ -3,9 +3,9 @@
 import math
 
 from guard_zones import guarded, guards_intact, is_marked
-from packed_problems import FP8, Drawn, torch_dtype
-from packed_reference import attend
-from prove_on_device import UNBOUNDED
+from prove_forward import UNBOUNDED
+from varlen_problems import FP8, Drawn, torch_dtype
+from varlen_reference import attend
 
 
 def launcher(runtime, pack, entry):

@@ -1,7 +1,7 @@
 """Run this project's forward kernels on a GPU for a few small problems and store what the hardware wrote.
 
-    python benchmarks/record_forward.py compile --kernels DIR                  (no GPU needed; the CuTe DSL is)
-    python benchmarks/record_forward.py record --kernels DIR --out FILE.npz    (on an H200, with torch and numpy)
+    python tests/recordings/record_forward.py compile --kernels DIR                  (no GPU needed; the CuTe DSL is)
+    python tests/recordings/record_forward.py record --kernels DIR --out FILE.npz    (on an H200, with torch and numpy)
 
 `compile` writes cubin, PTX and launch plan of each variant. `record` evaluates the plans, launches the cubins through
 the CUDA driver, and writes outputs, PTX and plans to one file; tests/golden/h200_forward.npz is such a file, and
@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from raw_launch import Driver
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fa4build.plan import BytesParam, evaluate, failed_guard, plan_from_json, plan_to_json
 from fa4build.simulate.hardware.tensor_map import TensorMap, pack, repaired
+from tests.recordings.raw_launch import Driver
 from tests.simulate.forward_cases import CASES, VARIANTS, arrays_of, packed_text, scalars_of
 
 

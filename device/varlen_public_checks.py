@@ -3,8 +3,8 @@
 import json
 import math
 
-from device_checks import median_ms, reason
-from packed_problems import PACKED, Drawn
+from harness import median_ms, reason
+from varlen_problems import PACKED, Drawn
 
 PEAK_BYTES_A_SECOND = {"H200": 4.8e12, "H100": 3.35e12, "B200": 8e12, "B300": 8e12}
 

@@ -6,7 +6,7 @@ Exact in the kernel's type, with NaN wherever no result may depend on.
 import math
 from dataclasses import dataclass, replace
 
-from prove_on_device import UNBOUNDED
+from prove_forward import UNBOUNDED
 
 FP8 = ("e4m3", "e5m2")
 

@@ -1,6 +1,6 @@
 """Compare flash-attn-4's kernels from our wheels with flash-attn-4's own JIT, on a GPU.
 
-    python benchmarks/prove_upstream_on_device.py WHEEL_DIR PEERS_PATH --out record.json
+    python device/prove_upstream.py WHEEL_DIR PEERS_PATH --out record.json
 
 WHEEL_DIR holds the runtime wheel and a pack of the family `upstream`; PEERS_PATH is what must be on PYTHONPATH for
 `import flash_attn` (the JIT with its compiler). Per case, both get the same inputs and the outputs are compared bit by
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_checks import driver_version, install
+from harness import driver_version, install
 
 WINDOW = (256, 64)
 PARTS = 6

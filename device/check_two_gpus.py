@@ -1,6 +1,6 @@
 """Check fa4_kernels with two GPUs in one process, from the wheels alone.
 
-    python benchmarks/check_two_gpus_on_device.py WHEEL_DIR --out record.json
+    python device/check_two_gpus.py WHEEL_DIR --out record.json
 
 The same problems (dense, packed, paged and split, with gradients where there are) give the same bits on both devices:
 
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from device_checks import run_checks, run_installed, setting
+from harness import run_checks, run_installed, setting
 
 DEVICES = ("cuda:0", "cuda:1")
 LENGTHS = (300, 1, 77, 500)

@@ -1,6 +1,6 @@
 """Check on a GPU that torch's own attention runs on our kernels once they are provided, with the wheels alone.
 
-    python benchmarks/check_torch_backend_on_device.py WHEEL_DIR --out torch_backend.json
+    python device/check_torch_backend.py WHEEL_DIR --out torch_backend.json
 
 `F.scaled_dot_product_attention` (eager, torch.compile, CUDA graphs) and `torch.nn.attention.varlen` against float64,
 with gradients; what our kernels do not compute goes to torch and is counted; host time of a step beside torch's
@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from device_checks import run_checks, run_installed, setting
+from harness import run_checks, run_installed, setting
 
 DEVICE = "cuda"
 LIMIT = 0.02  # relative to the largest number; bf16 gives 0.004 to 0.01

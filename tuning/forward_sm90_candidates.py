@@ -1,7 +1,7 @@
-"""Tuning candidates that forward_sm90_dev.py compiles, checks and times. Rows that won go to
+"""Tuning candidates that forward_sm90.py compiles, checks and times. Rows that won go to
 fa4build/matrix/tuning.py."""
 
-from forward_sm90_dev import Candidate, tuned
+from forward_sm90 import Candidate, tuned
 
 
 def _row(name: str, **keywords) -> Candidate:

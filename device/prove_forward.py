@@ -1,6 +1,6 @@
 """Prove and time the wheels on a GPU: nothing but the wheels, torch and the scripts here.
 
-    python benchmarks/prove_on_device.py WHEEL_DIR --out record.json
+    python device/prove_forward.py WHEEL_DIR --out record.json
 
 Installs the wheels found in WHEEL_DIR into an empty directory, checks that no kernel compiler can be imported, runs the
 acceptance set against float64 references for every forward kernel of every pack that fits the GPU, and writes one JSON
@@ -16,8 +16,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from device_checks import entries_here, median_ms, run_installed, setting, write
 from guard_zones import guarded, guards_intact
+from harness import entries_here, median_ms, run_installed, setting, write
 
 PACKS = "fa4_kernels_sm*"  # of our own family
 UNBOUNDED = 2**30
@@ -278,7 +278,7 @@ def child(arguments):
 
 
 def is_plain(entry):
-    """Dense 16-bit attention without features; prove_packed_on_device.py proves the others."""
+    """Dense 16-bit attention without features; prove_varlen.py proves the others."""
     axes = entry.axes
     features = any(axes.get(name) for name in ("softcap", "sink", "split"))
     return axes["layout"] == "dense" and not features and axes["dtype"] in ("bf16", "fp16")

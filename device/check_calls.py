@@ -1,6 +1,6 @@
 """Check on a GPU that calls answered in C give what the Python code beside them gives, and touch nobody's memory.
 
-    python benchmarks/check_calls_on_device.py WHEEL_DIR --out record.json
+    python device/check_calls.py WHEEL_DIR --out record.json
 
 Each check runs flash_attn_func of bf16, head_dim 128, whose log-sum-exp goes to the scratch of the device:
 
@@ -30,7 +30,7 @@ import sys
 import threading
 from pathlib import Path
 
-from device_checks import run_installed
+from harness import run_installed
 
 LENGTHS = (1, 17, 128, 129, 1000)
 MARK = 0x5A

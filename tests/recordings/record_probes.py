@@ -1,7 +1,7 @@
 """Run the simulator's probe kernels on a GPU and store what the hardware wrote.
 
-    python benchmarks/record_probes.py assemble --ptxas PATH --cubins DIR     (no GPU needed)
-    python benchmarks/record_probes.py record --cubins DIR --out FILE.npz     (on an H200, with torch and numpy)
+    python tests/recordings/record_probes.py assemble --ptxas PATH --cubins DIR     (no GPU needed)
+    python tests/recordings/record_probes.py record --cubins DIR --out FILE.npz     (on an H200, with torch and numpy)
 
 `assemble` makes one cubin per probe for sm_90a. `record` loads the cubins through the CUDA driver, launches each probe
 once and writes inputs, outputs and PTX digests to one file; tests/golden/h200_probes.npz is such a file. Of sweeps it
@@ -21,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from raw_launch import DidNotEnd, Driver
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fa4build.simulate.hardware.tensor_map import pack
+from tests.recordings.raw_launch import DidNotEnd, Driver
 from tests.simulate.probes.catalog import PROBES, ptx_digest
 from tests.simulate.probes.sweeps import SWEEPS, digest
 

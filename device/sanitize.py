@@ -1,6 +1,6 @@
 """Run our kernels under compute-sanitizer on a GPU, from the wheels alone: memcheck, racecheck, synccheck.
 
-    python benchmarks/sanitize_on_device.py WHEEL_DIR --out record.json [--sanitizer PATH]... [--peer]
+    python device/sanitize.py WHEEL_DIR --out record.json [--sanitizer PATH]... [--peer]
 
 Small problems in which only kernels named sm90a are checked and every tensor is an allocation of its own, so that a
 byte read behind one is seen: forward dense, packed, paged and split with its combine; backward dense, deterministic,
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_checks import driver_version, environment_of, install, reason, write
+from harness import driver_version, environment_of, install, reason, write
 
 DEVICE = "cuda"
 TOOLS = ("memcheck", "racecheck", "synccheck")

@@ -3,9 +3,9 @@
 import math
 
 from guard_zones import guarded, guards_intact, is_marked
-from packed_checks import launcher, synchronize
-from packed_problems import Drawn
-from packed_reference import attend, gradients
+from varlen_checks import launcher, synchronize
+from varlen_problems import Drawn
+from varlen_reference import attend, gradients
 
 TILE = 128  # rows of a tile of the workspaces
 

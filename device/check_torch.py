@@ -1,6 +1,6 @@
 """Check fa4_kernels inside torch on a GPU, from the wheels alone: compile, graphs, streams, layouts, models, training.
 
-    python benchmarks/check_torch_on_device.py WHEEL_DIR --out record.json
+    python device/check_torch.py WHEEL_DIR --out record.json
 
 * torch.compile(fullgraph=True) with inductor, of flash_attn_func and flash_attn_varlen_func: gradients as eagerly.
 * Forward and backward captured in a CUDA graph after preload(), dense and packed: replays give an eager run's bits.
@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 
-from device_checks import run_checks, run_installed, setting
+from harness import run_checks, run_installed, setting
 
 DEVICE = "cuda"
 COMPILER = "inductor"

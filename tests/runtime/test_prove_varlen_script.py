@@ -1,4 +1,4 @@
-"""Contract of benchmarks/prove_packed_on_device.py: right kernels pass every check, wrong ones fail, one that raises is
+"""Contract of device/prove_varlen.py: right kernels pass every check, wrong ones fail, one that raises is
 a fault of its case alone, and what is not of the script is left to the other two.
 
 On the CPU, with kernels that are loops (reference_kernels.py), and small cases.
@@ -17,11 +17,11 @@ from fa4_kernels.dispatch import Problem  # noqa: E402
 from fa4build.matrix.variants import parse_variant, variant_axes  # noqa: E402
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import packed_backward_checks  # noqa: E402
-import packed_problems  # noqa: E402
-import prove_on_device  # noqa: E402
-import prove_packed_on_device as script  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "device"))
+import prove_forward  # noqa: E402
+import prove_varlen as script  # noqa: E402
+import varlen_backward_checks  # noqa: E402
+import varlen_problems  # noqa: E402
 
 
 def entry_of(variant_id):
@@ -58,13 +58,13 @@ class Runtime(ReferenceRuntime):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
     monkeypatch.setattr(script, "DEVICE", "cpu")
-    monkeypatch.setattr(packed_backward_checks, "find", lambda runtime, problem: (None, entry_for(problem)))
+    monkeypatch.setattr(varlen_backward_checks, "find", lambda runtime, problem: (None, entry_for(problem)))
     few = ("single", "empty-ones", "used-lengths", "group-of-five", "odd", "batch")
-    cut = [case for case in packed_problems.PACKED if case.name in few]
-    cut.append(packed_problems.Case("unequal", (13, 7, 20, 1), (13, 7, 30, 1)))
-    cut.append(packed_problems.Case("decode-1", (1, 1), (90, 3), heads_q=4))
-    monkeypatch.setattr(packed_problems, "PACKED", tuple(cut))
-    monkeypatch.setattr(packed_problems, "DENSE", tuple(case for case in packed_problems.DENSE if case.name in few))
+    cut = [case for case in varlen_problems.PACKED if case.name in few]
+    cut.append(varlen_problems.Case("unequal", (13, 7, 20, 1), (13, 7, 30, 1)))
+    cut.append(varlen_problems.Case("decode-1", (1, 1), (90, 3), heads_q=4))
+    monkeypatch.setattr(varlen_problems, "PACKED", tuple(cut))
+    monkeypatch.setattr(varlen_problems, "DENSE", tuple(case for case in varlen_problems.DENSE if case.name in few))
     monkeypatch.setattr(script, "COMBINE", script.COMBINE[:3])
 
 
@@ -128,7 +128,7 @@ def test_a_case_that_raises_is_a_fault_and_the_rest_go_on():
     row = script.check_kernel(torch, Runtime(spoil), None, entry_of("fwd-sm90a-bf16-hd64-full-varlen"), seed=1)
 
     assert len(row["failures"]) == 1
-    assert row["failures"][0]["faults"][0].startswith("RuntimeError: lost (test_prove_packed_script.py:")
+    assert row["failures"][0]["faults"][0].startswith("RuntimeError: lost (test_prove_varlen_script.py:")
     assert row["cases"] > 3
 
 
@@ -136,10 +136,10 @@ def test_plain_kernels_are_left_to_the_other_scripts():
     """Each kernel is proven by one of the three; preprocess and postprocess with the main kernel."""
     plain = ("fwd-sm90a-bf16-hd64-full", "bwd-sm90a-bf16-hd64-full-deterministic")
     for variant_id in plain:
-        assert prove_on_device.is_plain(entry_of(variant_id))
+        assert prove_forward.is_plain(entry_of(variant_id))
         assert not script.is_ours(entry_of(variant_id))
     assert not script.is_ours(entry_of("bwd_preprocess-sm90a-bf16-hd64-varlen"))
-    assert not prove_on_device.is_plain(entry_of("fwd-sm100a-e4m3-hd64-full"))
+    assert not prove_forward.is_plain(entry_of("fwd-sm100a-e4m3-hd64-full"))
 
 
 CHILD = """
