@@ -59,7 +59,7 @@ class PackedCase:
         sink: one number for every head, or None: drawn.
         page_size: keys a page, layout `paged` only.
         num_splits: feature `split` and op `fwd_combine` only.
-        num_runs: in how many schedules of the Python engine it runs, None: in all; fewer where many blocks make it slow.
+        num_runs: in how many schedules of the Python engine it runs, where many blocks make it slow; None: in all.
     """
 
     name: str

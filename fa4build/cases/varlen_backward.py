@@ -5,6 +5,7 @@ cases/varlen.py describes it. Workspaces of packed sequences have whole tiles of
 of none hold NaN on the way in, and are not looked at on the way out.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -198,21 +199,25 @@ def _main_problem(variant: "Variant", case: PackedCase, seed: int) -> Problem:
     inputs |= places.lengths({"q": "seqused_q", "k": "seqused_k"})
     outputs = {name: inputs[name].shape for name in ("dq_accum", "dq_semaphore")}
     outputs |= {"dk": inputs["k"].shape, "dv": inputs["v"].shape}
+    expected = functools.cache(lambda: _expected_gradients(variant, places, drawn))  # once for all runs
     scalars = {"softmax_scale": drawn.scale, "window_left": drawn.window[0], "window_right": drawn.window[1]}
     return Problem(
         inputs=inputs,
         outputs=outputs,
         scalars=scalars | ({"softcap": drawn.softcap} if variant.softcap else {}),
-        judge=lambda found: _judge_main(variant, places, drawn, found),
+        judge=lambda found: _judge_main(variant, drawn.scale, expected(), found),
         free_bits=frozenset(("dq_semaphore",) if variant.deterministic else ("dq_accum", "dq_semaphore")),
     )
 
 
-def _judge_main(variant: "Variant", places: _Places, drawn: _Drawn, found: Mapping[str, np.ndarray]) -> Verdict:
-    expected, allowed = _expected_gradients(variant, places, drawn)
+def _judge_main(
+    variant: "Variant", scale: float, right: tuple[dict[str, np.ndarray], dict[str, float]], found: Mapping
+) -> Verdict:
+    """`right`: of `_expected_gradients`."""
+    expected, allowed = right
     wrong, ratio = [], 0.0
     unscaled = np.where(np.isnan(expected["dq"]), np.nan, found["dq_accum"])
-    scaled = round_to(unscaled * drawn.scale, variant.dtype)
+    scaled = round_to(unscaled * scale, variant.dtype)
     for name, values in (("dq", scaled), ("dk", found["dk"]), ("dv", found["dv"])):
         exists = ~np.isnan(expected[name])
         errors = np.abs(np.where(exists, values - np.where(exists, expected[name], 0), 0))

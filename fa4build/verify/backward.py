@@ -56,7 +56,8 @@ def prove_backward_case(
         row["notes"] = tuple(sorted({*row["notes"], *ran.notes}))
         found = {name: buffers[name].view.copy() for name in outputs}
         faults = list(ran.faults)
-        ratio, wrong = _JUDGES[variant.op](variant, case, seed, found)
+        if first is None or any(not np.array_equal(first[name], found[name]) for name in found):
+            ratio, wrong = _JUDGES[variant.op](variant, case, seed, found)  # equal bits have one verdict
         row["ratio"] = max(row["ratio"], ratio)
         faults += wrong
         if first is None:

@@ -6,6 +6,7 @@ compared with float64, under the bound of the main kernel's proof.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,6 +102,9 @@ def _buffers(variant: Variant, case: Case, drawn: Mapping[str, np.ndarray], run:
     return buffers | {"accumulator": buffers["dq_accum"], "gradient": buffers["dq"]}
 
 
+_plan = functools.lru_cache(maxsize=8)(plan_from_json)
+
+
 def _launch(
     variant: Variant,
     request: Request,
@@ -116,7 +120,7 @@ def _launch(
     link = next((link for link in request.chain if link.op == op), None)
     if link is not None:
         request = dataclasses.replace(request, ptx=link.ptx, plan=link.plan, registers=link.registers)
-    plan = plan_from_json(request.plan)
+    plan = _plan(request.plan)
     own = {arg.name: buffers[arg.name] for arg in plan.args if arg.kind == "tensor"}
     scalars = scalars_for(variant, case, run) | {"scale": softmax_scale(variant)}
     return execute(request, plan, own, writes, scalars, run, seed, fresh)

@@ -4,7 +4,10 @@ A process for each rather than a pool of workers: what a task leaks goes with it
 other, and each is told apart by its process number.
 """
 
+import gc
 import multiprocessing
+import multiprocessing.context
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +18,8 @@ from typing import Any
 from fa4build.errors import Fa4BuildError, SimulationError
 
 _POLL_S = 0.2
+_OBJECTS = 1_000_000  # a task's process ends with it: cycles are looked for once in so many new objects
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a task has one core; idle threads spin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ def run_tasks(
         on_message: gets (task name, message); "" says that the task has started.
     Contract: when it returns or raises, none of its processes runs any more.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     waiting, running = deque(tasks), {}
     try:
         while waiting or running:
@@ -78,6 +83,17 @@ def run_tasks(
         for left in running.values():
             left.process.kill()
             left.process.join()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """New processes from a server that has imported what tasks need, where there is such a thing; else from nothing."""
+    for name in _ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "fa4build.verify.native", "fa4build.verify.simulated"])
+    return context
 
 
 def _receive(
@@ -123,6 +139,7 @@ def _too_long(task: Task, timeout_s: float) -> SimulationError:
 
 def _work(function: Callable[[Any, Callable[[str], None]], Any], argument: Any, connection: Connection) -> None:
     """The other process: exactly one result or error, after any number of messages."""
+    gc.set_threshold(_OBJECTS)
     try:
         answer = ("result", function(argument, lambda message: connection.send(("message", message))))
     except Fa4BuildError as error:

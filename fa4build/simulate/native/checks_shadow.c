@@ -1,6 +1,54 @@
 /* Shadow state: who last wrote a granule and who has read it since. The twin of shadow.py. */
 #include "checks_state.h"
 
+#include <stdlib.h>
+
+/* ---- columns of reads, which go on to the next shadow with every read forgotten ---------------------------------- */
+
+typedef struct column column;
+struct column {
+    column *next;
+};
+#define SIZES 8
+#define KEPT_BYTES ((size_t)256 << 20)
+static struct {
+    size_t bytes;
+    column *first;
+} unused[SIZES];
+static size_t kept;
+
+static size_t column_bytes(uint32_t num_cells) { return (num_cells + 1) * sizeof(chk_read); }
+
+/* A column without reads. */
+static chk_read *take_column(chk_launch *launch, uint32_t num_cells) {
+    size_t bytes = column_bytes(num_cells);
+    for (int k = 0; k < SIZES; k++) {
+        column *found = unused[k].first;
+        if (!found || unused[k].bytes != bytes) continue;
+        if (launch->max_bytes && bytes > launch->max_bytes - launch->used_bytes) return NULL;
+        unused[k].first = found->next;
+        found->next = NULL;
+        launch->used_bytes += bytes, kept -= bytes;
+        return (chk_read *)found;
+    }
+    return chk_take(launch, num_cells + 1, sizeof(chk_read));
+}
+
+static void give_column(chk_launch *launch, chk_read *reads, uint32_t num_cells) {
+    size_t bytes = column_bytes(num_cells);
+    int k = 0;
+    while (k < SIZES && unused[k].first && unused[k].bytes != bytes) k++;
+    if (!reads || k == SIZES || kept + bytes > KEPT_BYTES) {
+        chk_give(launch, reads, num_cells + 1, sizeof(chk_read));
+        return;
+    }
+    column *given = (column *)reads;
+    unused[k].bytes = bytes, given->next = unused[k].first, unused[k].first = given;
+    launch->used_bytes -= bytes, kept += bytes;
+}
+
+/* ---- shadows ----------------------------------------------------------------------------------------------------- */
+
 /* Room for which columns of a granule hold a read: that many words of 64. */
 static int widen(chk_launch *launch, chk_shadow *shadow, uint32_t words) {
     uint64_t *wide = chk_take(launch, (size_t)shadow->num_cells * words, sizeof *wide);
@@ -30,11 +78,12 @@ int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells
 }
 
 void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow) {
+    for (uint32_t cell = 0; shadow->num_columns && cell < shadow->num_cells; cell++) chk_forget_reads(shadow, cell);
     chk_give(launch, shadow->cells, shadow->num_cells, sizeof *shadow->cells);
     chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *shadow->columns);
     chk_give(launch, shadow->write_lanes, shadow->num_cells, sizeof(chk_lanes));
     for (uint32_t column = 0; column < shadow->num_columns; column++) {
-        chk_give(launch, shadow->reads[column], shadow->num_cells, sizeof(chk_read));
+        give_column(launch, shadow->reads[column], shadow->num_cells);
         chk_give(launch, shadow->read_lanes[column], shadow->num_cells, sizeof(chk_lanes));
     }
 }
@@ -42,7 +91,7 @@ void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow) {
 int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t component) {
     uint32_t column = shadow->num_columns;
     if (column == 64 * shadow->words && !widen(launch, shadow, 2 * shadow->words)) return 0;
-    shadow->reads[column] = chk_take(launch, shadow->num_cells, sizeof(chk_read));
+    shadow->reads[column] = take_column(launch, shadow->num_cells);
     if (!shadow->reads[column]) return 0;
     if (shadow->write_lanes && !(shadow->read_lanes[column] = take_lanes(launch, shadow->num_cells))) return 0;
     shadow->reader_of[column] = (int16_t)component;

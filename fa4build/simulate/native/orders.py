@@ -3,15 +3,15 @@
 An order is data; the engine has no names. A right kernel gives the same bits in all of them. The eight kinds that a
 proof runs differ in what they can find (tests/simulate/native/test_orders.py has a fault for each that no other finds):
 
-| order | who goes on | when copies and products are performed | finds, for example |
+| order | who goes on | copies and products happen | finds, for example, what relies on |
 |---|---|---|---|
-| eager | first warp first, until it waits | when they are issued | what fails where a copy is over at once |
-| late | last warp first | one when no warp can go on, the newest | what relies on a copy being over by now |
-| copies in order | first warp first | one behind every warp's run, the oldest | what relies on the last copy being the first |
-| copies against order | first warp first | one behind every warp's run, the newest | what takes an earlier copy for granted |
-| clusters reversed | the last cluster first | behind the run that issued them | what relies on lower clusters being ahead |
-| role n starved | the n-th role only when no other warp can | behind the run that issued them | a waiter that others lap |
-| random | shuffled, stopped anywhere | by chance, any | what breaks between two instructions |
+| eager | first warp first, until it waits | when they are issued | a copy that takes a while |
+| late | last warp first | when no warp can go on, newest first | a copy that is over by now |
+| copies in order | first warp first | one behind every run of a warp, oldest first | the last one coming first |
+| copies against order | first warp first | one behind every run, newest first | earlier ones being over |
+| clusters reversed | last cluster first | behind the run that issued them | lower clusters being ahead |
+| role n starved | the n-th role only when no other can | behind the run that issued them | nobody being lapped |
+| random | shuffled, stopped anywhere | by chance, any of them | two instructions being one |
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from fa4build.simulate.translate.contraction import contracted_multiplies
 from fa4build.simulate.translate.emitter import read_registers, registers_in, written_registers
 from fa4build.simulate.translate.opcodes import rule_for
 
-
 PART = 64  # instructions, of core.h
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fa4build.simulate.native.program import Program
 from fa4build.simulate.ptx.control_flow import BRANCHES, post_dominators
-from fa4build.simulate.ptx.instructions import Imm, Pair, Reg, Special
+from fa4build.simulate.ptx.instructions import Imm, Instruction, Pair, Reg, Special
 from fa4build.simulate.translate.emitter import written_registers
 
 LANES = 32
@@ -30,7 +30,7 @@ def roles_of(program: Program, block: tuple[int, int, int]) -> tuple[int, ...]:
     waits for of another is then within one role. A single warp is the one role.
     """
     count = -(-block[0] * block[1] * block[2] // LANES)
-    paths = _Paths.of(program, block)
+    paths = _Paths.of(program, block, count)
     found: dict[frozenset, int] = {}
     for warp in range(count):
         way = paths.of_warp(warp)
@@ -49,74 +49,78 @@ def mask_of(program: Program, block: tuple[int, int, int], turn: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paths:
-    """What the walks of all warps need: blocks, where ways meet, registers that one instruction alone writes."""
+    """What the walks of all warps need: where ways meet, and branches that a warp's number decides."""
 
     program: Program
-    block: tuple[int, int, int]
     start_of: dict[int, int]  # of a block, by its first instruction
-    meetings: tuple[int, ...]
-    written_once: frozenset[int]
+    decided: dict[int, np.ndarray]  # block -> for each warp, whether its branch is taken: 1, 0, or -1, open
+    jobs: frozenset[int]  # blocks of which warps wait for each other before the ways of their branch meet
 
     @classmethod
-    def of(cls, program: Program, block: tuple[int, int, int]) -> _Paths:
-        times: dict[int, int] = {}
-        for ins in program.function.instructions:
-            for register in written_registers(ins):
-                times[register] = times.get(register, 0) + 1
+    def of(cls, program: Program, block: tuple[int, int, int], warps: int) -> _Paths:
+        decided = _decided(program, _known(program, block, warps))
+        meetings = post_dominators(program.blocks)
         return cls(
             program=program,
-            block=block,
             start_of={b.start: number for number, b in enumerate(program.blocks)},
-            meetings=post_dominators(program.blocks),
-            written_once=frozenset(register for register, count in times.items() if count == 1),
+            decided=decided,
+            jobs=frozenset(number for number in decided if _is_job(program, number, meetings[number])),
         )
 
     def of_warp(self, warp: int) -> frozenset[tuple[int, bool]]:
-        """(branch, whether it is taken) of the branches to jobs that a warp may come to and that its number decides."""
-        known: dict[int, np.ndarray] = {}
+        """(block, whether its branch is taken) of the branches to jobs that a warp may come to and decides."""
         ways, seen, waiting = set(), set(), [0]
         while waiting:
             number = waiting.pop()
             if number in seen or number == len(self.program.blocks):
                 continue
             seen.add(number)
-            taken = self._walk(number, warp, known)
-            block, last = self.program.blocks[number], self.program.blocks[number].stop - 1
-            if taken is None:
-                waiting += reversed(block.successors)
+            block = self.program.blocks[number]
+            taken = int(self.decided[number][warp]) if number in self.decided else -1
+            if taken < 0:
+                waiting += block.successors
                 continue
-            if self._is_job(number, last):
-                ways.add((last, taken))
-            target = self.program.function.instructions[last].operands[0].index if taken else block.stop
+            if number in self.jobs:
+                ways.add((number, bool(taken)))
+            target = self.program.function.instructions[block.stop - 1].operands[0].index if taken else block.stop
             waiting.append(self.start_of.get(target, len(self.program.blocks)))
         return frozenset(ways)
 
-    def _walk(self, number: int, warp: int, known: dict[int, np.ndarray]) -> bool | None:
-        """Takes in what a block makes known; whether its last branch is taken, None where that is open."""
-        block = self.program.blocks[number]
-        code = self.program.function.instructions
-        for index in range(block.start, block.stop):
-            ins = code[index]
-            if ins.opcode in BRANCHES or ins.guard is not None:
-                continue
-            register, value = _value(ins, warp, self.block, known)
-            if value is not None and register in self.written_once:
+
+def _decided(program: Program, known: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Branches whose condition is known, by block: what each warp does there, -1 where its lanes disagree."""
+    found = {}
+    for number, block in enumerate(program.blocks):
+        last = program.function.instructions[block.stop - 1]
+        if last.opcode in BRANCHES and last.guard is not None and last.guard.register in known:
+            taken = (known[last.guard.register] != 0) != last.guard.negated
+            found[number] = np.where(taken.all(axis=1), 1, np.where(taken.any(axis=1), -1, 0))
+    return found
+
+
+def _is_job(program: Program, number: int, meeting: int) -> bool:
+    """Whether warps wait for each other between the branch of a block and where its ways meet."""
+    code, blocks = program.function.instructions, program.blocks
+    end = blocks[meeting].start if meeting < len(blocks) else len(code)
+    return any(ins.opcode.startswith(_WAITS) for ins in code[blocks[number].stop : end])
+
+
+def _known(program: Program, block: tuple[int, int, int], warps: int) -> dict[int, np.ndarray]:
+    """(warp, lane) values of the registers that follow from the thread's number and that one instruction writes."""
+    times: dict[int, int] = {}
+    for written in map(written_registers, program.function.instructions):
+        for register in written:
+            times[register] = times.get(register, 0) + 1
+    known: dict[int, np.ndarray] = {}
+    for ins in program.function.instructions:
+        if ins.guard is None and ins.opcode.startswith(_KNOWN_OPCODES):
+            register, value = _value(ins, warps, block, known)
+            if value is not None and times[register] == 1:
                 known[register] = value
-        last = code[block.stop - 1]
-        if last.opcode not in BRANCHES or last.guard is None or last.guard.register not in known:
-            return None
-        condition = known[last.guard.register] != last.guard.negated
-        return bool(condition[0]) if (condition == condition[0]).all() else None
-
-    def _is_job(self, number: int, last: int) -> bool:
-        """Whether warps wait for each other between a branch and where its ways meet."""
-        meeting, blocks = self.meetings[number], self.program.blocks
-        code = self.program.function.instructions
-        end = blocks[meeting].start if meeting < len(blocks) else len(code)
-        return any(ins.opcode.startswith(_WAITS) for ins in code[last + 1 : end])
+    return known
 
 
-# --- values of 32 lanes -----------------------------------------------------------------------------------------------
+# --- values of all lanes ----------------------------------------------------------------------------------------------
 
 _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add,
@@ -127,6 +131,7 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "shl": lambda a, b: a << np.minimum(b, 32),
     "shr": lambda a, b: a >> np.minimum(b, 63),
 }
+_KNOWN_OPCODES = (*(f"{name}." for name in _BINARY), "mov.", "not.", "selp.", "setp.", "shfl.")
 _COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -141,7 +146,9 @@ _COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def _value(ins, warp: int, block: tuple[int, int, int], known: dict[int, np.ndarray]) -> tuple[int, np.ndarray | None]:
+def _value(
+    ins: Instruction, warps: int, block: tuple[int, int, int], known: dict[int, np.ndarray]
+) -> tuple[int, np.ndarray | None]:
     """(register, its value in every lane, None where that is not known) after an instruction on words or predicates."""
     head, *rest = ins.opcode.split(".")
     if not ins.operands:
@@ -150,7 +157,7 @@ def _value(ins, warp: int, block: tuple[int, int, int], known: dict[int, np.ndar
     if not isinstance(target, Reg) or not rest or rest[-1] not in ("u32", "s32", "b32", "pred"):
         return -1, None
     needed = ins.operands[1:3] if head == "shfl" else ins.operands[1:]
-    sources = [_operand(operand, warp, block, known) for operand in needed]
+    sources = [_operand(operand, warps, block, known) for operand in needed]
     if any(source is None for source in sources):
         return target.index, None
     return target.index, _result(head, rest, sources)
@@ -165,7 +172,7 @@ def _result(head: str, rest: list[str], sources: list) -> np.ndarray | None:
     if head == "selp" and count == 3:
         return np.where(sources[2] != 0, sources[0], sources[1])
     if head == "shfl" and rest[:2] == ["sync", "idx"]:
-        return sources[0][sources[1] & (LANES - 1)]
+        return np.take_along_axis(sources[0], sources[1] & (LANES - 1), axis=1)
     if head in _BINARY and count == 2 and len(rest) == 1:
         return _typed(_BINARY[head](*(_typed(source, type_) for source in sources)), "b32")
     if head == "setp" and count == 2 and len(rest) == 2 and rest[0] in _COMPARE:
@@ -179,19 +186,18 @@ def _typed(value: np.ndarray, type_: str) -> np.ndarray:
     return word if type_ != "s32" else (word ^ 1 << 31) - (1 << 31)
 
 
-def _operand(operand, warp: int, block: tuple[int, int, int], known: dict[int, np.ndarray]) -> np.ndarray | None:
+def _operand(operand, warps: int, block: tuple[int, int, int], known: dict[int, np.ndarray]) -> np.ndarray | None:
     if isinstance(operand, Reg):
         return known.get(operand.index)
     if isinstance(operand, Imm) and not operand.is_float:
-        return np.full(LANES, operand.value, np.int64)
+        return np.full((warps, LANES), operand.value, np.int64)
     if isinstance(operand, Special):
-        return _special(operand.name, warp, block)
+        return _special(operand.name, warps, block)
     return None
 
 
-def _special(name: str, warp: int, block: tuple[int, int, int]) -> np.ndarray | None:
-    lane = np.arange(LANES, dtype=np.int64)
-    thread = lane + warp * LANES
+def _special(name: str, warps: int, block: tuple[int, int, int]) -> np.ndarray | None:
+    thread = np.arange(warps * LANES, dtype=np.int64).reshape(warps, LANES)
     x, y, _ = block
-    values = {"%tid.x": thread % x, "%tid.y": thread // x % y, "%tid.z": thread // (x * y), "%laneid": lane}
-    return values.get(name if name.startswith("%") else f"%{name}")
+    values = {"tid.x": thread % x, "tid.y": thread // x % y, "tid.z": thread // (x * y), "laneid": thread % LANES}
+    return values.get(name.removeprefix("%"))

@@ -12,6 +12,7 @@
 #define FRACTION_BITS 25
 #define ZERO_EXPONENT (-2000) /* of zero; the sum of two still fits in int16 */
 #define LOWEST_ALIGNMENT (-133)
+#define NO_EXPONENT 1000 /* lowest of none */
 
 #define VECTOR(type, n) type __attribute__((ext_vector_type(n)))
 typedef VECTOR(float, 16) f32v;
@@ -78,7 +79,7 @@ ALWAYS_INLINE int spread(units_type type, const void *bits, size_t first, size_t
         int e = exponent_of(f32, least);
         values[i] = as_f32(f32);
         exponents[i] = (int16_t)e;
-        int counted = e == ZERO_EXPONENT ? 1000 : e;
+        int counted = e == ZERO_EXPONENT ? NO_EXPONENT : e;
         low = counted < low ? counted : low;
     }
     *lowest = low;
@@ -103,6 +104,7 @@ typedef struct {
     float values[MAX_STEP][COLUMNS];
     int16_t exponents[MAX_STEP][COLUMNS];
     uint8_t odd_columns[COLUMNS]; /* HAS_* of each; set where `odd` is */
+    uint8_t zero_blocks[COLUMNS / BLOCK];
     int odd, lowest;
 } Staged;
 
@@ -121,10 +123,19 @@ static void find_odd(Staged *s, units_type type, const uint8_t *b, size_t row_by
     }
 }
 
+/* Which blocks of columns are zero: rows and columns beyond a tensor, and what a mask has hidden. */
+static void find_zeros(Staged *s, int padded, int step) {
+    for (int j = 0; j < padded; j += BLOCK) {
+        s16w differs = 0;
+        for (int i = 0; i < step; i++) differs |= *(const s16w *)&s->exponents[i][j] ^ (int16_t)ZERO_EXPONENT;
+        s->zero_blocks[j / BLOCK] = __builtin_reduce_or(differs) == 0;
+    }
+}
+
 static void stage(Staged *s, units_type type, const uint8_t *b, size_t row_bytes, int n) {
     uint8_t by_k[MAX_STEP * COLUMNS * 2] __attribute__((aligned(64)));
     int size = TYPES[type].bytes, step = TYPES[type].k_step, padded = (n + BLOCK - 1) / BLOCK * BLOCK;
-    s->odd = 0, s->lowest = 1000;
+    s->odd = 0, s->lowest = NO_EXPONENT;
     switch (size) {
     case 1: turned(b, row_bytes, 1, n, step, by_k); break;
     case 2: turned(b, row_bytes, 2, n, step, by_k); break;
@@ -134,6 +145,7 @@ static void stage(Staged *s, units_type type, const uint8_t *b, size_t row_bytes
         s->odd |= spread_any(type, by_k, (size_t)i * COLUMNS, 1, n, s->values[i], s->exponents[i], &s->lowest);
         for (int j = n; j < padded; j++) s->values[i][j] = 0, s->exponents[i][j] = ZERO_EXPONENT;
     }
+    find_zeros(s, padded, step);
     if (s->odd) find_odd(s, type, b, row_bytes, n, step);
 }
 
@@ -254,12 +266,24 @@ ALWAYS_INLINE uint32_t not_finite(const Step *s, int kinds, const uint8_t *a_bit
     return with_infinities(s->step, s->a_type, a_bits, s->b_type, s->b + (size_t)column * s->row_bytes, c, d);
 }
 
+/* Products that are all zero leave c as it is, but for -0 and the payload of a NaN. */
+ALWAYS_INLINE void keep_sum(const Step *s, int count, uint32_t *d) {
+    for (int j = 0; j < count; j++) {
+        uint32_t c = canonical(d[j]);
+        d[j] = s->accumulate && c != 0x80000000u ? c : 0;
+    }
+}
+
 /* One row of D, `count` columns from `column`. */
 ALWAYS_INLINE void row_block(const Step *s, const Row *a, const Staged *b, int step, const uint8_t *a_bits, int column,
                              int count, uint32_t *d) {
+    int odd = a->odd | b->odd;
+    if (!odd && (a->lowest == NO_EXPONENT || b->zero_blocks[column / BLOCK])) {
+        keep_sum(s, count, d);
+        return;
+    }
     uint32_t c[BLOCK] __attribute__((aligned(128))) = {0}, before[BLOCK] = {0};
     if (s->accumulate) memcpy(c, d, 4 * (size_t)count);
-    int odd = a->odd | b->odd;
     for (int j = 0; j < BLOCK; j++) odd |= !is_finite(c[j]);
     if (odd) {
         memcpy(before, c, sizeof c);
@@ -280,7 +304,7 @@ ALWAYS_INLINE void step_rows(const Step *s, const Staged *b, int step, int m, ui
     for (int i = 0; i < m; i++, d += d_stride) {
         if (rows && !(rows[i / 32] >> (i % 32) & 1)) continue;
         const uint8_t *bits = s->a + (size_t)i * s->row_bytes;
-        a.lowest = 1000;
+        a.lowest = NO_EXPONENT;
         a.odd = spread_any(s->a_type, bits, 0, 1, step, a.values, a.exponents, &a.lowest);
         if (a.odd & HAS_NAN) {
             for (int j = 0; j < s->n; j++) d[j] = canonical(0x7FC00000u);

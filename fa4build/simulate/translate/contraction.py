@@ -24,19 +24,19 @@ def contracted_multiplies(function: Function, blocks: tuple[Block, ...]) -> dict
 
 
 def _contract_block(function: Function, block: Block, uses: Counter, fused: dict[int, int]) -> None:
-    products: dict[int, int] = {}
+    products: dict[int, tuple[int, frozenset[int]]] = {}  # result -> (multiply, registers that must keep their values)
     for i in range(block.start, block.stop):
         ins = function.instructions[i]
         if ins.opcode in CONSUMERS and ins.guard is None:
             for operand in ins.operands[1:]:
                 if isinstance(operand, Reg) and operand.index in products:
-                    fused[i] = products.pop(operand.index)
+                    fused[i] = products.pop(operand.index)[0]
                     break
-        written = set(written_registers(ins))
-        for reg, k in list(products.items()):
-            if written & {reg, *read_registers(function.instructions[k])}:
-                del products[reg]
+        if products:
+            written = written_registers(ins)
+            products = {reg: kept for reg, kept in products.items() if kept[1].isdisjoint(written)}
         if ins.opcode == PRODUCT and ins.guard is None:
             result = ins.operands[0].index
-            if uses[result] == 1 and result not in read_registers(ins):
-                products[result] = i
+            factors = read_registers(ins)
+            if uses[result] == 1 and result not in factors:
+                products[result] = i, frozenset((result, *factors))

@@ -10,6 +10,7 @@ import pytest
 from fa4build.errors import SimulationError
 from fa4build.simulate import SimLaunch
 from fa4build.simulate.hardware.engine import SCHEDULES
+from fa4build.simulate.native.build import library
 from fa4build.simulate.native.orders import BACKWARD, ORDERS, Order, starving
 from fa4build.simulate.native.run import run_launch
 from tests.simulate.native.engine_pair import Values, assert_equal, both, run_in, without_places
@@ -211,6 +212,16 @@ def test_every_order_gives_the_same_bytes(name, copy, monkeypatch):
     assert plain.error == other.error == ""
     assert plain.words.tolist() == other.words.tolist()
     assert plain.data.tolist() == other.data.tolist()
+
+
+@pytest.mark.parametrize("schedule", ["eager", "random"])
+def test_registers_hold_poison_when_a_warp_starts(schedule, monkeypatch):
+    """Those of a warp that has ended are poisoned again where its code wrote: words, wide ones, predicates."""
+    for body in (LOOP, EARLY, *COPIES.values()):
+        run_in("native", body, Values().words(32), data=np.zeros(256, np.uint32), words=2, schedule=schedule,
+               monkeypatch=monkeypatch)  # fmt: skip
+
+    assert library().sim_kept_is_poison()
 
 
 def test_a_launch_that_does_not_fit_its_ptx_is_refused(monkeypatch):
