@@ -40,6 +40,8 @@ _COMMON = (
     Case(name="large-logits", seqlen_q=64, seqlen_k=300, fill="large_logits"),
     Case(name="zero-q", seqlen_q=40, seqlen_k=150, fill="zero_q"),
 )
+# Where CTAs add to dQ in turns: four blocks of keys, two heads, so that an order of three or more shows in the bits.
+_TURNS = (Case(name="turns", seqlen_q=130, seqlen_k=500, num_heads_q=2, num_heads_kv=2),)
 _WINDOWS = (
     Case(name="window-left", seqlen_q=300, seqlen_k=300, window=(20, UNBOUNDED_WINDOW)),
     Case(name="window-right", seqlen_q=130, seqlen_k=300, window=(UNBOUNDED_WINDOW, 5)),
@@ -54,6 +56,7 @@ _WINDOWS = (
 def backward_cases_for(variant: "Variant") -> tuple[Case, ...]:
     """Acceptance cases of a dense backward variant, smallest first."""
     cases = (*_COMMON, *_WINDOWS) if variant.mask == "local" else _COMMON
+    cases = (*cases, *_TURNS) if variant.deterministic else cases
     return tuple(sorted(cases, key=lambda case: case.batch * case.num_heads_q * case.seqlen_q * case.seqlen_k))
 
 

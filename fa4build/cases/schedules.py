@@ -37,12 +37,12 @@ NATIVE_RUNS = (
     RUNS[1],
     Run(schedule="copies in order", padded=True, num_sms=2, checks=True, by_warp=True),
     Run(schedule="copies against order", padded=False, num_sms=132, checks=True, by_warp=True),
-    Run(schedule="clusters reversed", padded=True, num_sms=3, checks=True, by_warp=True, concurrent_clusters=16),
+    Run(schedule="clusters reversed", padded=True, num_sms=3, checks=True, by_warp=True, concurrent_clusters=64),
     Run(schedule="role starved", padded=True, num_sms=2, checks=True, by_warp=True),
     Run(schedule="next role starved", padded=False, num_sms=132, checks=True, by_warp=True),
     RUNS[2],
 )
-"""Of the native engine. The roles starved are two of the kernel's, in turn from case to case."""
+"""Of the native engine, which has at least as many clusters in flight as the multiprocessors have room for. The roles starved are two of the kernel's, in turn from case to case."""
 
 _TURNS = ("role starved", "next role starved")
 

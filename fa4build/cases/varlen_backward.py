@@ -66,6 +66,7 @@ _PACKED = (
     ),
     PackedCase(name="group-of-five", seqlens_q=(33, 17), seqlens_k=(65, 90), num_heads_q=10, num_heads_kv=2),
 )
+_TURNS = PackedCase(name="turns", seqlens_q=(130, 5), seqlens_k=(500, 40), num_heads_q=2, num_heads_kv=2)
 _PACKED_WINDOWS = (
     PackedCase(name="window-left", seqlens_q=(150, 20), seqlens_k=(150, 300), window=(20, UNBOUNDED_WINDOW)),
     PackedCase(name="window-both", seqlens_q=(70, 129), seqlens_k=(333, 60), window=(64, 0)),
@@ -90,6 +91,9 @@ def packed_backward_cases_for(variant: "Variant") -> tuple[PackedCase, ...]:
     """Acceptance cases of a backward variant that is packed or capped, smallest first."""
     common, windows = (_DENSE, _DENSE_WINDOWS) if variant.layout == "dense" else (_PACKED, _PACKED_WINDOWS)
     cases = (*common, *(windows if variant.mask == "local" else ()))
+    if variant.deterministic:
+        one = replace(_TURNS, seqlens_q=_TURNS.seqlens_q[:1], seqlens_k=_TURNS.seqlens_k[:1])
+        cases = (*cases, one if variant.layout == "dense" else _TURNS)
     if variant.softcap:
         cases = (*cases, replace(common[-1], name="small-cap", softcap=0.5))
     return tuple(sorted(cases, key=_work))

@@ -26,6 +26,11 @@ class SimLaunch:
         grid, block, cluster: extents.
         smem: dynamic shared bytes.
         parameters: the kernel's parameter block.
+        dependent: launched as a programmatic dependent of the kernel in front: only behind griddepcontrol.wait is that
+            one over. The native engine's checks ask for it; both engines run launches one after the other.
+        free_sums: additions of floats to one address may happen in any order: the kernel is not deterministic.
+        multiprocessors: the native engine has at least as many clusters in flight as so many have room for; 0: as
+            `concurrent_clusters` says. The Python engine does not look at it.
         registers: registers a thread at launch (None: setmaxnreg budgets are not checked).
         shared_names: (name, start, size, stride) of shared fields relative to the dynamic base, for reports.
         by_warp: start with one gang per warp instead of lockstep.
@@ -38,6 +43,9 @@ class SimLaunch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     smem: int = 0
     parameters: bytes = b""
+    dependent: bool = False
+    free_sums: bool = False
+    multiprocessors: int = 0
     registers: int | None = None
     shared_names: tuple[tuple[str, int, int, int], ...] = ()
     by_warp: bool = False

@@ -22,6 +22,8 @@ def simulate_launch(
     *,
     registers: int | None = None,
     by_warp: bool = False,
+    free_sums: bool = False,
+    multiprocessors: int = 0,
     engine: Launcher = run_launch,
     **options,
 ) -> RunReport:
@@ -33,6 +35,7 @@ def simulate_launch(
         memory: the buffers whose addresses went into the inputs.
         registers: registers a thread, from the cubin; None leaves setmaxnreg budgets unchecked.
         by_warp: no lockstep of warps.
+        free_sums, multiprocessors: see `SimLaunch`.
         engine: what runs it; default: the Python engine.
         options: of the engine: checks, schedule, seed, contract, concurrent_clusters.
 
@@ -48,6 +51,9 @@ def simulate_launch(
         cluster=launch.cluster,
         smem=launch.smem,
         parameters=block,
+        dependent=launch.pdl,
+        free_sums=free_sums,
+        multiprocessors=multiprocessors,
         registers=registers,
         by_warp=by_warp,
     )

@@ -258,6 +258,8 @@ class _Call:
                     schedule=self._run.schedule,
                     seed=seed,
                     concurrent_clusters=self._run.concurrent_clusters,
+                    multiprocessors=self._run.num_sms,
+                    free_sums=bool(case.any_order),
                     allowed=_tolerated(case, step.kernel),
                     engine=engine_named(self._request.engine).run_launch,
                 )

@@ -13,6 +13,7 @@ from fa4build.cases.schedules import Run
 from fa4build.errors import SimulationError
 from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
+from fa4build.matrix.variants import parse_variant
 from fa4build.plan import Launch, LaunchPlan, evaluate, failed_guard
 from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
 from fa4build.verify.engines import DEFAULT, engine_named
@@ -154,6 +155,7 @@ def execute(
     if refusal is not None:
         raise SimulationError(f"the plan refuses a problem it must take: {refusal}")
     engine = engine_named(request.engine).run_launch
+    variant = parse_variant(request.variant_id)
     reports = [
         simulate_launch(
             request.ptx,
@@ -161,6 +163,8 @@ def execute(
             memory,
             registers=request.registers,
             by_warp=run.by_warp,
+            multiprocessors=run.num_sms,
+            free_sums=variant.op == "bwd" and not variant.deterministic,
             checks=run.checks,
             schedule=run.schedule,
             seed=seed,

@@ -505,6 +505,9 @@ class ForwardSm100:
         """One arrival of the whole warp on a barrier that the issuing warp waits for."""
         self._arrive_warp(barrier)
 
+    def _drain(self, bars, k_slot, v_slot, turn):
+        """What the load warp still waits for before the CTA leaves: nothing, where all commits are the CTA's own."""
+
     def _ring_sizes(self, kv_stages: int) -> tuple[int, int]:
         """Slots of K (of its parts) and of V, where their tiles differ in size. kv_stages: tiles K V K .. that fit."""
         if self.k_parts == 1:
@@ -620,6 +623,7 @@ class ForwardSm100:
                 block = block - 1
             turn = turn + 1
             index = index + self._index_step()
+        self._drain(bars, k_slot, v_slot, turn)
 
     def _k_slots(self, slot: Cursor):
         """The slots of all parts of a K tile whose first part is in `slot`."""

@@ -11,7 +11,9 @@ q_empty, kv_empty) arrive in both.
 Source: FlashAttention-4 (arXiv 2603.05451), pairs of CTAs; PTX ISA 9.7.16.5, issue granularity of cta_group::2.
 """
 
+import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import tcgen05
 
@@ -57,6 +59,19 @@ class ForwardSm100TwoCta(ForwardSm100):
 
     def _commit(self, barrier):
         commit_to_pair(barrier)
+
+    @cute.jit
+    def _drain(self, bars, k_slot, v_slot, turn):
+        """Waits until every slot is free: a commit of the leader must not arrive in a CTA that has left."""
+        for _ in cutlass.range_constexpr(self.k_stages):
+            arch.mbarrier_wait(bars.kv_empty + k_slot.stage, k_slot.phase ^ 1)
+            k_slot = k_slot.next(self.k_stages)
+        if const_expr(not self.shares_ring):
+            for _ in cutlass.range_constexpr(self.v_stages):
+                arch.mbarrier_wait(bars.kv_empty + self._v_barrier(v_slot), v_slot.phase ^ 1)
+                v_slot = v_slot.next(self.v_stages)
+        for i in cutlass.range_constexpr(self.num_q_tiles):
+            arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
 
     @cute.jit
     def _expect(self, barrier, num_bytes):

@@ -82,7 +82,7 @@ def run_report(
         inputs: arrays of u32 (or float32, taken as bits), one word a thread.
         data: an array whose address is in `%rd2`.
         out: the (threads of the grid, words) array of output records.
-        options: of `run_launch`; also `launch`, extra fields of `SimLaunch`.
+        options: of `run_launch`; also `launch`, extra fields of `SimLaunch`, and `engine`, another `run_launch`.
     """
     total = threads * grid
     table = np.zeros((max(len(inputs), 1), 4096), np.uint32)
@@ -104,7 +104,7 @@ def run_report(
         parameters=struct.pack("<3Q", *addresses),
         **options.pop("launch", {}),
     )
-    return run_launch(ptx, launch, memory, **options)
+    return options.pop("engine", run_launch)(ptx, launch, memory, **options)
 
 
 def lane0(body: str, *values, **options) -> list[int]:

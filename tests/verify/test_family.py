@@ -13,6 +13,7 @@ import json
 
 import pytest
 
+from fa4build.cases.schedules import NATIVE_RUNS
 from fa4build.families import Buffer, FamilyKernel, Input, OpRecipe, Step, kernel_family
 from fa4build.families.proof import ProofCase
 from fa4build.families.registry import family_named
@@ -22,7 +23,6 @@ from fa4build.runtime.fa4_kernels.expressions import evaluate
 from fa4build.runtime.fa4_kernels.packs import Entry, Manifest, Pack
 from fa4build.shipping.coverage_family import cover_family
 from fa4build.store.cache import Cache
-from fa4build.cases.schedules import NATIVE_RUNS
 from fa4build.store.evidence import read_record, subject_of
 from fa4build.verify.family import operators_of
 from fa4build.verify.levels import Options, family_kernels, verify
@@ -91,7 +91,11 @@ def test_an_operator_is_proven_and_not_proven_again(cache, tmp_path):
     """Static and simulated in one go; the second time its proof is known; a wrong answer takes the evidence away."""
     report, evidence = proven(cache, tmp_path, scale_cases.cases)
     assert [(check.level, check.status) for check in report.checks] == [("static", "passed"), ("simulated", "passed")]
-    assert (evidence["operator"], evidence["cases"], evidence["schedules"]) == (NAME, 1, [run.schedule for run in NATIVE_RUNS])
+    assert (evidence["operator"], evidence["cases"], evidence["schedules"]) == (
+        NAME,
+        1,
+        [run.schedule for run in NATIVE_RUNS],
+    )
     assert 0 < evidence["worst_ratio"] <= 1
 
     again, _ = proven(cache, tmp_path, scale_cases.cases, static=False)

@@ -195,7 +195,9 @@ def _write_loaded(e, target, value: str, kind: str) -> None:
         e.dst(target, f"u{have}", value)
 
 
-@fused(rf"st(?:\.relaxed\.(?:cta|cluster|gpu|sys))?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}")
+@fused(
+    rf"st(?:\.(?:relaxed|release|volatile)(?:\.(?:cta|cluster|gpu|sys))?)?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}"
+)
 def _store(e, ins, match) -> None:
     sources = _elements(ins.operands[1])
     function, bits = _STORE[match[1]]

@@ -35,8 +35,11 @@ KINDS = (
     *("TENSOR_UNWRITTEN", "TENSOR_LOAD", "TENSOR_FENCE_BEFORE", "TENSOR_FENCE_AFTER", "TENSOR_FREE_WRITE"),
     *("TENSOR_FREE_READ", "EXIT_BULK_READ", "EXIT_BULK_OPEN", "EXIT_WGMMA", "EXIT_BARRIER_BYTES"),
     *("EXIT_BARRIER_HALF", "EXIT_TMEM", "EXIT_BUDGETS", "EXIT_REGISTER_FILE", "UNDEFINED_REGISTER"),
-    *("WGMMA_NO_FENCE", "WGMMA_WRITTEN", "NOTE_LANE_RACE", "NOTE_UNFENCED_INIT", "NOTE_EARLY_REMOTE"),
-    *("NOTE_UNOBSERVED", "NOTE_NAMED_LEFT", "NOTE_NAMED_TWICE", "NOTE_WGMMA_PART"),
+    *("WGMMA_NO_FENCE", "WGMMA_WRITTEN", "TENSOR_LANES", "TENSOR_ORDER", "LANE_RACE", "BARRIER_EARLY"),
+    *("ORDER_READ", "ORDER_WRITE", "ORDER_OVERWRITE", "ORDER_PROXY", "ORDER_SUMS"),
+    *("PARENT_EARLY", "PARENT_NEVER", "LEFT_TOUCHED", "LEFT_LATE"),
+    *("NOTE_UNFENCED_INIT", "NOTE_EARLY_REMOTE", "NOTE_UNOBSERVED", "NOTE_NAMED_LEFT", "NOTE_NAMED_TWICE"),
+    *("NOTE_WGMMA_PART", "OUT_OF_ROOM"),
 )
 """chk_kind, in its order and without its prefix."""
 
@@ -79,14 +82,17 @@ def records_at(address: int, count: int) -> np.ndarray:
     return np.frombuffer(raw, RECORD).copy()
 
 
-def tell(findings: Findings, records: Iterable, machine: Machine, lost: int = 0) -> None:
+def tell(
+    findings: Findings, records: Iterable, machine: Machine, lost: int = 0, *, notes_are_errors: bool = False
+) -> None:
     """Adds records to the findings of a launch.
 
     Args:
         records: rows of RECORD, in their order.
         lost: how many more were found than the checks kept.
+        notes_are_errors: as for our own kernels; a rule that is allowed to be broken still gives notes.
     """
-    teller = _Teller(findings, machine)
+    teller = _Teller(findings, machine, notes_are_errors)
     for record in records:
         _TELL[KINDS[int(record["kind"])]](teller, record)
     if lost:
@@ -99,8 +105,8 @@ def tell(findings: Findings, records: Iterable, machine: Machine, lost: int = 0)
 class _Teller:
     """Texts of one launch."""
 
-    def __init__(self, findings: Findings, machine: Machine):
-        self.findings, self.machine = findings, machine
+    def __init__(self, findings: Findings, machine: Machine, notes_are_errors: bool):
+        self.findings, self.machine, self.notes_are_errors = findings, machine, notes_are_errors
 
     def line(self, record) -> str:
         """Where it happened."""
@@ -137,8 +143,13 @@ class _Teller:
         self.findings.error(rule, key, text)
 
     def note(self, text: str, key: object = None) -> None:
-        """A note, once for its key: its text, if there is none."""
-        self.findings.note(text if key is None else key, text)
+        """A note of the Python checks, which begins with its rule; once for its key: its text, if there is none."""
+        key = text if key is None else key
+        if not self.notes_are_errors:
+            self.findings.note(key, text)
+            return
+        rule, rest = text.split(" ", 1)
+        self.findings.error(rule, ("note", key), rest)
 
 
 def _verb(record) -> str:
@@ -157,17 +168,24 @@ def _tensor(record) -> str:
 # --- shared memory ----------------------------------------------------------------------------------------------------
 
 
+def _lanes(r) -> str:
+    """What is missing where some lanes of the other warp are known to have come so far, but not all that matter."""
+    if int(r["extra"][1]) != 1:
+        return ""
+    return " for all of its lanes: one lane's arrival does not speak for the others; a bar.warp.sync before it would"
+
+
 def _shared_write(rule: str, verb: str):
     def told(t: _Teller, r) -> None:
         text = f"{t.place(r)}: {verb} {t.shared(r)} while the write by {t.agent(r)} at {t.other(r)} is not known"
-        t.error(rule, _pair(r), f"{text} to be complete")
+        t.error(rule, _pair(r), f"{text} to be complete{_lanes(r)}")
 
     return told
 
 
 def _shared_read(t: _Teller, r) -> None:
     text = f"{t.place(r)}: overwrites {t.shared(r)} while the read by {t.agent(r)} at {t.other(r)} is not known"
-    t.error("R2", _pair(r), f"{text} to be over")
+    t.error("R2", _pair(r), f"{text} to be over{_lanes(r)}")
 
 
 def _shared_unwritten(t: _Teller, r) -> None:
@@ -205,6 +223,69 @@ def _global_twice(t: _Teller, r) -> None:
 def _global_unwritten(t: _Teller, r) -> None:
     where = f"{t.machine.buffer_name(int(r['extra'][0]))} at byte {r['address']}"
     t.error("R9", (int(r["site"]),), f"{t.place(r)}: reads {where}, never written")
+
+
+# --- order of global memory, between clusters and kernels -------------------------------------------------------------
+
+
+def _global_place(t: _Teller, r) -> str:
+    return f"{t.machine.buffer_name(int(r['extra'][0]))} at byte {r['address']}"
+
+
+def _someone(t: _Teller, cluster: int, slot: int) -> str:
+    rank = slot // t.machine.warps_a_cta
+    return f"warp {slot % t.machine.warps_a_cta} of CTA rank {rank} of cluster {cluster}"
+
+
+def _other_access(t: _Teller, r, what: str) -> str:
+    how = "asynchronous " if int(r["extra"][3]) & 1 else ""
+    return f"the {how}{what} by {_someone(t, int(r['extra'][1]), int(r['extra'][2]))} at {t.other(r)}"
+
+
+def _order(rule: str, verb: str, what: str, end: str):
+    def told(t: _Teller, r) -> None:
+        text = f"cluster {r['cluster']} {t.place(r)}: {verb} {_global_place(t, r)} while {_other_access(t, r, what)}"
+        text += f" is not known to be {end}: no release and acquire of a scope that holds both order the two"
+        t.error(rule, (*_pair(r), "order"), text)
+
+    return told
+
+
+def _order_proxy(t: _Teller, r) -> None:
+    verb = "writes" if r["size"] else "reads"
+    text = f"cluster {r['cluster']} {t.place(r)}: the asynchronous proxy {verb} {_global_place(t, r)} behind"
+    text += f" {_other_access(t, r, 'access')} without a fence.proxy.async of global memory on each asynchronous side"
+    t.error("R4", (*_pair(r), "order"), text)
+
+
+def _order_sums(t: _Teller, r) -> None:
+    text = f"cluster {r['cluster']} {t.place(r)}: adds to {_global_place(t, r)}, and so does"
+    text += f" {_other_access(t, r, 'addition')}, in no order: the bits of the sum change from run to run"
+    t.error("R16", _pair(r), text)
+
+
+def _parent_early(t: _Teller, r) -> None:
+    verb = "writes" if r["size"] else "reads"
+    text = f"{t.place(r)}: {verb} {_global_place(t, r)} before griddepcontrol.wait: the kernel in front may be running"
+    t.error("R17", (int(r["site"]),), text)
+
+
+def _parent_never(t: _Teller, r) -> None:
+    text = "launched as a dependent of the kernel in front, but no thread executes griddepcontrol.wait: whoever waits"
+    t.error("R17", ("never",), f"{text} for this kernel does not wait for that one")
+
+
+def _left_touched(t: _Teller, r) -> None:
+    what = ("access", "copy", "tcgen05.commit")[int(r["extra"][0])]
+    by = "" if what == "copy" else f" by {_someone(t, int(r['cluster']), int(r['extra'][1]))}"
+    at = "" if r["site"] < 0 else f" at {t.line(r)}"
+    text = f"CTA {t.ctaid(r)} exits while the {what}{by}{at} that touches its shared memory is not known to be over"
+    t.error("R12", (what, int(r["site"]), int(r["extra"][1]) if what != "copy" else -1, "left"), text)
+
+
+def _left_late(t: _Teller, r) -> None:
+    by = _someone(t, int(r["cluster"]), int(r["extra"][1]))
+    t.error("R12", ("late",), f"a tcgen05.commit by {by} arrives in CTA {t.ctaid(r)}, which has exited")
 
 
 # --- tensor memory ----------------------------------------------------------------------------------------------------
@@ -305,13 +386,40 @@ def _wgmma_written(t: _Teller, r) -> None:
     _wgmma(t, r, f"{what} registers ({names}, ...) were written after the last wgmma.fence")
 
 
-# --- notes ------------------------------------------------------------------------------------------------------------
-
-
 def _lane_race(t: _Teller, r) -> None:
-    text = f"R10 {t.place(r)}: lane {r['lane']} {_verb(r)} {t.shared(r)}, which lane {r['other_lane']} of the same"
-    text += f" warp wrote at {t.other(r)}; no bar.warp.sync, shuffle or barrier orders the two lanes"
-    t.note(text, ("R10", int(r["site"])))
+    what = "read" if r["extra"][1] else "wrote"
+    lane = int(r["other_lane"])
+    other = f"lane {lane} of the same warp" if lane < WARP else "other lanes of the same warp"
+    text = f"{t.place(r)}: lane {r['lane']} {_verb(r)} {t.shared(r)}, which {other} {what} at {t.other(r)}"
+    t.error(
+        "R10", _pair(r), f"{text}; no bar.warp.sync or barrier orders the two (shuffles, votes and elections do not)"
+    )
+
+
+def _tensor_lanes(t: _Teller, r) -> None:
+    text = (
+        f"{t.place(r)}: thread {r['lane']} of the warp issues this behind tcgen05 products of thread {r['other_lane']}"
+    )
+    t.error("R7-lane", (int(r["site"]),), f"{text}; their order, and what a commit covers, is a thread's own")
+
+
+def _tensor_order(t: _Teller, r) -> None:
+    text = f"{t.place(r)}: {_verb(r)} {_tensor(r)} behind {t.other(r)} of the same thread, with another accumulator or"
+    t.error("R7-order", _pair(r), f"{text} shape: PTX does not order the two without a commit and a wait")
+
+
+def _barrier_early(t: _Teller, r) -> None:
+    text = (
+        f"{t.place(r)}: uses mbarrier {t.shared(r)} of CTA rank {r['extra'][0]}, whose initialisation at {t.other(r)}"
+    )
+    t.error("R5", _pair(r), f"{text} is not known to have come first")
+
+
+def _out_of_room(t: _Teller, r) -> None:
+    t.error("R0", (), "the checks ran out of room for this cluster; what was not looked at may be wrong")
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def _unfenced_init(t: _Teller, r) -> None:
@@ -361,6 +469,15 @@ _TELL: dict[str, Callable] = {
     "BARRIER_BYTES_ASYNC": _barrier_bytes("an asynchronous write covers"),
     "GLOBAL_TWICE": _global_twice,
     "GLOBAL_UNWRITTEN": _global_unwritten,
+    "ORDER_READ": _order("R1", "reads", "write", "complete"),
+    "ORDER_WRITE": _order("R3", "writes", "write", "complete"),
+    "ORDER_OVERWRITE": _order("R2", "overwrites", "read", "over"),
+    "ORDER_PROXY": _order_proxy,
+    "ORDER_SUMS": _order_sums,
+    "PARENT_EARLY": _parent_early,
+    "PARENT_NEVER": _parent_never,
+    "LEFT_TOUCHED": _left_touched,
+    "LEFT_LATE": _left_late,
     "TENSOR_RACE_READ": _tensor_race("R1", "reads", "write", "complete"),
     "TENSOR_RACE_WRITE": _tensor_race("R3", "overwrites", "write", "complete"),
     "TENSOR_RACE_OVERWRITE": _tensor_race("R2", "overwrites", "read", "over"),
@@ -385,11 +502,15 @@ _TELL: dict[str, Callable] = {
     "UNDEFINED_REGISTER": _undefined,
     "WGMMA_NO_FENCE": _wgmma_no_fence,
     "WGMMA_WRITTEN": _wgmma_written,
-    "NOTE_LANE_RACE": _lane_race,
+    "TENSOR_LANES": _tensor_lanes,
+    "TENSOR_ORDER": _tensor_order,
+    "LANE_RACE": _lane_race,
+    "BARRIER_EARLY": _barrier_early,
     "NOTE_UNFENCED_INIT": _unfenced_init,
     "NOTE_EARLY_REMOTE": _early_remote,
     "NOTE_UNOBSERVED": _unobserved,
     "NOTE_NAMED_LEFT": _named_left,
     "NOTE_NAMED_TWICE": _named_twice,
     "NOTE_WGMMA_PART": _wgmma_part,
+    "OUT_OF_ROOM": _out_of_room,
 }

@@ -34,7 +34,7 @@ extern "C" {
 /* What Python calls: seen from outside the library. */
 #define CHK_API __attribute__((visibility("default")))
 
-#define CHK_COMPONENTS 512    /* clock components of one cluster; more is CHK_TOO_MANY_COMPONENTS */
+#define CHK_COMPONENTS 1024    /* clock components of one cluster; more is CHK_TOO_MANY_COMPONENTS */
 #define CHK_MAX_WARPS 32      /* of one CTA */
 #define CHK_MAX_CTAS 16       /* of one cluster */
 #define CHK_MAX_FINDINGS 8192 /* records kept; more are counted only */
@@ -62,6 +62,18 @@ typedef struct {
 /* `buffers` is copied, `written` is not. `max_bytes`: 0 for no bound. NULL if there is no memory. */
 CHK_API chk_launch *chk_launch_create(const chk_buffer *buffers, size_t num_buffers, size_t max_bytes);
 CHK_API void chk_launch_destroy(chk_launch *launch);
+/* Rules beyond those of the Python checks, and assumptions that are not made; none to begin with. Before any cluster. */
+enum {
+    CHK_RULES_LANES = 1,        /* lanes of a warp meet in bar.warp.sync and barriers only; R10, R7-lane */
+    CHK_RULES_SCOPES = 2,       /* relaxed, scopes, and what makes an mbarrier or a CTA known to others: R5, R13 */
+    CHK_RULES_SPACES = 4,       /* state spaces of proxy fences */
+    CHK_RULES_TENSOR_ORDER = 8, /* products of a thread are ordered only as the manual says: R7-order */
+    CHK_RULES_ORDER = 32,       /* order of global memory between warps of all clusters; CTAs that others touch: R1 to R4, R12 */
+    CHK_RULES_SUMS = 64,        /* floats are added to one address in an order that the program fixes: R16 */
+    CHK_RULES_PARENT = 128,     /* launched as a programmatic dependent: R17 */
+    CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
+};
+CHK_API void chk_launch_rules(chk_launch *launch, uint32_t rules);
 /* Whether any buffer is followed: without one, global ranges of asynchronous operations need not be worked out. */
 int chk_has_unwritten(const chk_launch *launch);
 
@@ -70,6 +82,8 @@ int chk_has_unwritten(const chk_launch *launch);
 chk_status chk_cluster_create(chk_launch *launch, uint32_t index, uint32_t num_ctas, uint32_t warps_a_cta,
                               uint32_t shared_limit, chk_cluster **out);
 void chk_cluster_destroy(chk_cluster *cluster);
+/* The lanes that a warp has, if not all 32. Before it runs. */
+chk_status chk_lanes_present(chk_cluster *cluster, uint32_t cta, uint32_t warp, uint32_t lanes);
 
 /* Warps that execute one instruction together; a machine that runs warp by warp passes one. */
 typedef struct {
@@ -87,6 +101,13 @@ typedef struct {
  * reports it. */
 chk_status chk_shared_access(chk_cluster *cluster, const chk_gang *gang, const uint32_t *offsets, uint32_t size,
                              int32_t site, int is_write);
+
+/* The same of the shared memory of CTA `owner` of the cluster. */
+chk_status chk_remote_access(chk_cluster *cluster, const chk_gang *gang, uint32_t owner, const uint32_t *offsets,
+                             uint32_t size, int32_t site, int is_write);
+/* Threads touch CTA `cta` in any way, or hand it to an asynchronous operation: R13 where they may not know that it has
+ * started. */
+chk_status chk_touches(chk_cluster *cluster, const chk_gang *gang, uint32_t cta, int32_t site);
 
 /* Generic access of global memory by the active lanes: after a load, before a store. */
 chk_status chk_global_access(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
@@ -112,15 +133,17 @@ typedef enum {
     CHK_TMEM_LD,     /* (slot, 0): tcgen05.ld; no channel */
     CHK_TMEM_ST,     /* (slot, 0): tcgen05.st; no channel */
     CHK_MBARRIER,    /* (rank, offset): transaction bytes of an mbarrier */
-    CHK_LANE,        /* reserved: clocks per lane */
+    CHK_LANE,        /* (slot, lane): the program of a lane that has released without the others; no channel */
     CHK_NUM_COMPONENT_KINDS,
 } chk_component_kind;
 
 typedef struct {
     int32_t component; /* -1: the operation was not told */
     int32_t count;
+    uint32_t lanes;    /* for chk_ops_waited: whose operation it is; 0: of all that wait */
 } chk_token;
 
+typedef uint8_t chk_lane_map __attribute__((vector_size(16)));
 typedef enum {
     CHK_SHARED_SPAN = 0, /* `count` granules of CTA `cta` from `first` on */
     CHK_SHARED_UNITS,    /* `count` granules of CTA `cta`, listed in `granules`, all different */
@@ -137,18 +160,21 @@ typedef struct {
     uint64_t count, address;
     const uint32_t *granules;
     const uint64_t *addresses;
+    const chk_lane_map *owners; /* shared granules written by several lanes: which lane writes which byte (0xFF: none) */
 } chk_operand;
 
 /* Call when the operation is issued, before anything of it is performed (and before `chk_deferred_arrive`).
  * `channel`: CHK_BULK, CHK_CP_ASYNC, CHK_WGMMA or CHK_MMA of `warp`, or CHK_MBARRIER with `barrier`, the handle of
  * chk_barrier_created, in its phase `phase`. A reduction in global memory counts as a read of it.
  * `token`: what chk_ops_waited and chk_warp_exit take. */
+#define CHK_TAG_COPY 1
 typedef struct {
     uint32_t warp; /* index in the CTA */
     chk_component_kind channel;
     int32_t barrier;
     int32_t phase;
     int32_t site;
+    uint32_t tag; /* CHK_MMA: equal for equal accumulator and shape; CHK_TAG_COPY of tcgen05.cp */
     const chk_operand *reads, *writes;
     size_t num_reads, num_writes;
 } chk_operation;
@@ -161,17 +187,20 @@ typedef enum { CHK_WAIT_LD, CHK_WAIT_ST, CHK_TCGEN05_BEFORE, CHK_TCGEN05_AFTER }
 /* tcgen05.wait::ld, ::st, tcgen05.fence::before_thread_sync, ::after_thread_sync of the active warps. */
 chk_status chk_tmem_wait(chk_cluster *cluster, const chk_gang *gang, chk_tmem_order order);
 
+/* tcgen05.commit by a lane: it covers that thread's products only (R7-lane). */
+chk_status chk_commit(chk_cluster *cluster, const chk_gang *gang, uint32_t lane, int32_t site);
+
 /* The clock of an arrival that happens later: cp.async.mbarrier.arrive (`channel` CHK_CP_ASYNC) or tcgen05.commit
  * (CHK_MMA). Call at the instruction; the handle serves any number of arrivals and is then given back. */
-chk_status chk_clock_take(chk_cluster *cluster, uint32_t cta, uint32_t warp, chk_component_kind channel,
-                          int32_t *clock);
+chk_status chk_clock_take(chk_cluster *cluster, uint32_t cta, uint32_t warp, uint32_t lanes,
+                          chk_component_kind channel, int32_t *clock);
 chk_status chk_clock_release(chk_cluster *cluster, int32_t clock);
 /* The arrival happens: before the barrier counts it. `phase`: the barrier's, now. */
 chk_status chk_deferred_arrive(chk_cluster *cluster, int32_t barrier, int32_t phase, int32_t clock);
 
 /* ---- barriers and fences ----------------------------------------------------------------------------------------- */
 
-/* How strong a synchronising instruction is. Only `order` counts today: see the head of this file. */
+/* How strong a synchronising instruction is. */
 typedef enum { CHK_RELAXED = 0, CHK_ACQUIRE = 1, CHK_RELEASE = 2, CHK_ACQ_REL = 3 } chk_order;
 typedef enum { CHK_SCOPE_CTA = 0, CHK_SCOPE_CLUSTER, CHK_SCOPE_GPU, CHK_SCOPE_SYS } chk_scope;
 typedef struct {
@@ -186,6 +215,8 @@ chk_status chk_barrier_created(chk_cluster *cluster, const chk_gang *gang, uint3
 /* mbarrier.arrive of the active lanes, before the barrier counts them. The barrier's state as it is then. */
 chk_status chk_arrive(chk_cluster *cluster, const chk_gang *gang, int32_t barrier, int32_t phase, uint32_t pending,
                       uint32_t expected, chk_sync sync, int32_t site);
+/* Threads hand a barrier to an asynchronous operation that will signal it; CTA and initialisation must be known. */
+chk_status chk_signals(chk_cluster *cluster, const chk_gang *gang, int32_t barrier, int32_t site);
 /* A wait saw the end of phase `phase` - 1: `phase` is the barrier's now. */
 chk_status chk_wait_passed(chk_cluster *cluster, const chk_gang *gang, int32_t barrier, int32_t phase,
                            chk_sync sync, int32_t site);
@@ -206,14 +237,15 @@ typedef enum {
     CHK_FENCE_OTHER = 0,     /* orders nothing that is followed */
     CHK_FENCE_PROXY_ASYNC,   /* fence.proxy.async, with or without a state space */
     CHK_FENCE_MBARRIER_INIT, /* fence.mbarrier_init.release.cluster */
-    CHK_FENCE_MEMORY,        /* fence.acq_rel and its kin: does nothing today */
+    CHK_FENCE_MEMORY,        /* fence.acq_rel and its kin */
     CHK_FENCE_GRID_WAIT,     /* griddepcontrol.wait: does nothing today */
     CHK_FENCE_GRID_LAUNCH,   /* griddepcontrol.launch_dependents: does nothing today */
 } chk_fence_kind;
 enum { CHK_SPACE_SHARED_CTA = 1, CHK_SPACE_SHARED_CLUSTER = 2, CHK_SPACE_GLOBAL = 4, CHK_SPACE_ALL = 7 };
 chk_status chk_fence(chk_cluster *cluster, const chk_gang *gang, chk_fence_kind kind, uint32_t spaces, chk_sync sync);
 
-/* The lanes of a warp meet: bar.warp.sync, shfl, vote, match, redux. Named and cluster arrivals do it themselves. */
+/* The lanes of a warp meet: bar.warp.sync. Named barriers do it themselves; shfl, vote, elect and the like order no
+ * memory. */
 chk_status chk_warp_barrier(chk_cluster *cluster, const chk_gang *gang);
 
 /* atom and red on global words (before the operation); ld.acquire, ld.relaxed and ld.volatile (after the load).
@@ -223,6 +255,27 @@ chk_status chk_atomic(chk_cluster *cluster, const chk_gang *gang, const uint64_t
                       chk_sync sync, int32_t site);
 chk_status chk_acquire(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
                        chk_sync sync);
+
+/* ---- order between clusters and kernels (checks_order.c) ---------------------------------------------------------- */
+
+/* All clusters have ended: R17 where nobody has waited for the kernel in front. */
+void chk_launch_done(chk_launch *launch);
+
+/* What an access of global memory does. Sums are additions of floats, whose order shows in the bits. */
+typedef enum { CHK_TOUCH_READ = 0, CHK_TOUCH_WRITE, CHK_TOUCH_UPDATE, CHK_TOUCH_SUM } chk_touch;
+/* The active lanes access `size` bytes each. `sync`: how strong a strong access is (ld.relaxed and above, atomics);
+ * NULL: a weak one. Acquires and releases of strong ones take effect. Call a load behind it, all others before. */
+chk_status chk_order_touch(chk_cluster *cluster, const chk_gang *gang, const uint64_t *addresses, size_t count,
+                           uint32_t size, chk_touch touch, const chk_sync *sync, int32_t site);
+/* An asynchronous operation, issued as `token`, accesses `size` bytes. */
+chk_status chk_order_copy(chk_cluster *cluster, const chk_gang *gang, chk_token token, uint64_t address, uint64_t size,
+                          chk_touch touch, int32_t site);
+/* Groups were waited for until everything of them was performed (not `.read`). */
+chk_status chk_order_performed(chk_cluster *cluster, const chk_gang *gang, const chk_token *tokens, size_t count);
+/* Threads access the shared memory of another CTA of the cluster. */
+chk_status chk_order_remote(chk_cluster *cluster, const chk_gang *gang, uint32_t cta, int32_t site);
+/* The last thread of a CTA has exited: R12 where something may still touch its shared memory. */
+chk_status chk_cta_left(chk_cluster *cluster, uint32_t cta);
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
@@ -265,7 +318,7 @@ chk_status chk_cta_exit(chk_cluster *cluster, uint32_t cta, const chk_cta_end *e
 
 /* ---- findings ---------------------------------------------------------------------------------------------------- */
 
-/* What was found; native/check_texts.py has the words. Errors first, notes from CHK_NOTE_LANE_RACE on. */
+/* What was found; native/check_texts.py has the words. All are errors; CHK_NOTE_* are notes of the Python checks. */
 typedef enum {
     CHK_SHARED_RACE_READ = 0,   /* R1: reads while the write by `agent` at `other` is not known to be complete */
     CHK_SHARED_RACE_WRITE,      /* R3: writes while the write by `agent` at `other` ... */
@@ -299,13 +352,27 @@ typedef enum {
     CHK_UNDEFINED_REGISTER,     /* R9-register: extra[0] */
     CHK_WGMMA_NO_FENCE,         /* R8: of the machine, by chk_report */
     CHK_WGMMA_WRITTEN,          /* R8: of the machine: extra[0..3] registers (-1: none), `size` 1: accumulators, 0: A */
-    CHK_NOTE_LANE_RACE,         /* R10: `lane` after `other_lane`; verb in extra[0] */
+    CHK_TENSOR_LANES,           /* R7-lane: thread `lane` issues after thread `other_lane` */
+    CHK_TENSOR_ORDER,           /* R7-order: verb in extra[0] */
+    CHK_LANE_RACE,              /* R10: `lane` after `other_lane`; verb in extra[0]; extra[1]: that one has read */
+    CHK_BARRIER_EARLY,          /* R5: barrier of CTA extra[0] at `address`, init at `other` */
+    CHK_ORDER_READ,             /* R1: of global memory: byte `address` of buffer extra[0]; the other side: cluster
+                                 * extra[1], slot extra[2], extra[3]: 1 asynchronous, 2 strong */
+    CHK_ORDER_WRITE,            /* R3: as above */
+    CHK_ORDER_OVERWRITE,        /* R2: as above */
+    CHK_ORDER_PROXY,            /* R4: as above; verb in `size` */
+    CHK_ORDER_SUMS,             /* R16: as above */
+    CHK_PARENT_EARLY,           /* R17: byte `address` of buffer extra[0]; verb in `size` */
+    CHK_PARENT_NEVER,           /* R17: of the launch */
+    CHK_LEFT_TOUCHED,           /* R12: CTA `cta`; extra[0]: 0 access, 1 copy, 2 commit, of slot extra[1], at `site` */
+    CHK_LEFT_LATE,              /* R12: a commit of slot extra[1] arrives at CTA `cta`, which has left */
     CHK_NOTE_UNFENCED_INIT,     /* R5: barrier of CTA extra[0] at `address`, init at `other`; site -1: deferred */
     CHK_NOTE_EARLY_REMOTE,      /* R13: CTA extra[0] */
     CHK_NOTE_UNOBSERVED,        /* R5: first arrival of phase extra[0] at barrier `address` of CTA extra[1] */
     CHK_NOTE_NAMED_LEFT,        /* R14: barrier extra[0], extra[1] warps arrived, extra[2] threads required */
     CHK_NOTE_NAMED_TWICE,       /* R14: of the machine: barrier extra[0] */
     CHK_NOTE_WGMMA_PART,        /* R14: of the machine */
+    CHK_OUT_OF_ROOM,            /* R0: of the checks; status extra[0] */
     CHK_NUM_KINDS,
 } chk_kind;
 typedef enum { CHK_READS = 0, CHK_OVERWRITES = 1, CHK_FREES = 2 } chk_verb;

@@ -5,7 +5,7 @@
 
 static int source_is_free(const chk_cluster *cluster, uint32_t slot, const chk_bulk_op *op) {
     if (op->token.component < 0) return op->has_read;
-    return chk_row(cluster->g, slot)[op->token.component] >= op->token.count;
+    return chk_row(cluster->g, chk_row_of(cluster, slot, op->lane))[op->token.component] >= op->token.count;
 }
 
 static chk_finding of_warp(const chk_cluster *cluster, uint32_t cta, uint32_t warp, chk_kind kind) {
@@ -106,6 +106,11 @@ static void check_register_file(chk_cluster *cluster, uint32_t cta, const chk_ct
 
 chk_status chk_cta_exit(chk_cluster *cluster, uint32_t cta, const chk_cta_end *end) {
     if (cta >= cluster->num_ctas) return CHK_BAD_INPUT;
+    if (cluster->failed != CHK_OK && cluster->launch->rules) {
+        chk_finding finding = chk_finding_of_cta(cluster, cta, CHK_OUT_OF_ROOM);
+        finding.extra[0] = (int32_t)cluster->failed;
+        chk_add(cluster->launch, &finding);
+    }
     for (size_t i = 0; i < end->num_barriers; i++) check_barrier(cluster, cta, &end->barriers[i]);
     for (uint32_t i = 0; i < 16; i++) check_named(cluster, cta, i, &end->named[i]);
     if (end->tmem_blocks) {

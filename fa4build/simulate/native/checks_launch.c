@@ -1,6 +1,7 @@
 /* Launches and clusters: memory, and what is made and given back. */
 #include <stdlib.h>
 
+#include "checks_order.h"
 #include "checks_state.h"
 
 void *chk_take(chk_launch *launch, size_t count, size_t size) {
@@ -56,6 +57,7 @@ chk_launch *chk_launch_create(const chk_buffer *buffers, size_t num_buffers, siz
 
 void chk_launch_destroy(chk_launch *launch) {
     if (!launch) return;
+    chk_order_end(launch);
     free(launch->buffers);
     free(launch->visited);
     free(launch->findings);
@@ -69,24 +71,20 @@ int chk_has_unwritten(const chk_launch *launch) { return launch->has_unwritten; 
 
 static int create_clocks(chk_cluster *cluster) {
     chk_launch *launch = cluster->launch;
-    size_t counts = (size_t)cluster->num_slots * CHK_COMPONENTS;
-    int32_t **rows[] = {&cluster->g, &cluster->p, &cluster->x, &cluster->t};
-    for (size_t i = 0; i < 4; i++)
-        if (!(*rows[i] = chk_take(launch, counts, sizeof(int32_t)))) return 0;
+    if (!chk_rows_create(cluster)) return 0;
     for (int kind = 0; kind < CHK_SLOT_KINDS; kind++) {
         cluster->slot_component[kind] = chk_take(launch, cluster->num_slots, sizeof(int16_t));
         if (!cluster->slot_component[kind]) return 0;
     }
-    cluster->lane_epochs = chk_take(launch, cluster->num_slots, sizeof(int32_t));
     cluster->synced = chk_take(launch, cluster->num_slots, 1);
-    return cluster->lane_epochs && cluster->synced;
+    return cluster->synced != NULL;
 }
 
 static int create_cta(chk_cluster *cluster, chk_cta *cta) {
     for (int i = 0; i < 16; i++) cta->named[i].clock = -1;
     cta->barrier_component = chk_take(cluster->launch, cluster->shared_limit / 8 + 1, sizeof(int16_t));
     return cta->barrier_component &&
-           chk_shadow_create(cluster->launch, &cta->shared, cluster->shared_limit / 16 + 1);
+           chk_shadow_create(cluster->launch, &cta->shared, cluster->shared_limit / 16 + 1, chk_has_rule(cluster, CHK_RULES_LANES));
 }
 
 static chk_status start_warps(chk_cluster *cluster) {
@@ -94,6 +92,8 @@ static chk_status start_warps(chk_cluster *cluster) {
         int32_t component = chk_component(cluster, CHK_WARP, slot, 0);
         if (component < 0) return cluster->failed;
         cluster->now[component] = chk_row(cluster->g, slot)[component] = 1;
+        chk_row(cluster->e, slot)[component] = 1;
+        if (chk_has_rule(cluster, CHK_RULES_LANES)) cluster->now[component]++; /* nothing of it was met yet */
     }
     return CHK_OK;
 }
@@ -126,7 +126,20 @@ chk_status chk_cluster_create(chk_launch *launch, uint32_t index, uint32_t num_c
         chk_cluster_destroy(cluster);
         return status;
     }
+    cluster->order = launch->order ? chk_order_cluster(cluster) : NULL;
     *out = cluster;
+    return CHK_OK;
+}
+
+void chk_launch_rules(chk_launch *launch, uint32_t rules) {
+    launch->rules = rules;
+    if (rules & CHK_RULES_ORDER) chk_order_begin(launch);
+}
+
+chk_status chk_lanes_present(chk_cluster *cluster, uint32_t cta, uint32_t warp, uint32_t lanes) {
+    if (cta >= cluster->num_ctas || warp >= cluster->warps_a_cta || !lanes) return CHK_BAD_INPUT;
+    uint32_t slot = chk_slot(cluster, cta, warp);
+    cluster->present[slot] = cluster->row_lanes[slot] = lanes;
     return CHK_OK;
 }
 
@@ -143,21 +156,19 @@ static void destroy_ctas(chk_cluster *cluster) {
 
 static void destroy_clocks(chk_cluster *cluster) {
     chk_launch *launch = cluster->launch;
-    size_t counts = (size_t)cluster->num_slots * CHK_COMPONENTS;
-    int32_t *rows[] = {cluster->g, cluster->p, cluster->x, cluster->t};
-    for (size_t i = 0; i < 4; i++) chk_give(launch, rows[i], counts, sizeof(int32_t));
+    chk_rows_destroy(cluster);
     for (int kind = 0; kind < CHK_SLOT_KINDS; kind++)
         chk_give(launch, cluster->slot_component[kind], cluster->num_slots, sizeof(int16_t));
-    chk_give(launch, cluster->lane_epochs, cluster->num_slots, sizeof(int32_t));
     chk_give(launch, cluster->synced, cluster->num_slots, 1);
     for (size_t i = 0; i < cluster->num_clocks; i++)
-        chk_give(launch, cluster->clocks[i].counts, 3 * (size_t)cluster->clocks[i].capacity, sizeof(int32_t));
+        chk_give(launch, cluster->clocks[i].counts, CHK_PARTS * (size_t)cluster->clocks[i].capacity, sizeof(int32_t));
     chk_give(launch, cluster->clocks, cluster->clock_capacity, sizeof *cluster->clocks);
 }
 
 void chk_cluster_destroy(chk_cluster *cluster) {
     if (!cluster) return;
     chk_launch *launch = cluster->launch;
+    chk_order_forget(cluster);
     destroy_ctas(cluster);
     destroy_clocks(cluster);
     chk_give(launch, cluster->barriers, cluster->barrier_capacity, sizeof *cluster->barriers);

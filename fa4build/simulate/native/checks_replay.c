@@ -102,7 +102,7 @@ static int32_t handle(const table *t, int64_t number) {
 
 static chk_token token_of(const replay *r, int64_t number) {
     const chk_token *token = item(&r->tokens, number);
-    return token ? *token : (chk_token){-1, 0};
+    return token ? *token : (chk_token){-1, 0, 0};
 }
 
 static chk_status keep(table *t, int64_t number, int32_t value) {
@@ -241,7 +241,7 @@ static chk_status clock_take(replay *r) {
     int64_t number = next(r);
     int32_t clock;
     if (r->is_short) return CHK_BAD_INPUT;
-    chk_status status = chk_clock_take(r->cluster, cta, warp, channel, &clock);
+    chk_status status = chk_clock_take(r->cluster, cta, warp, UINT32_MAX, channel, &clock);
     return status == CHK_OK ? keep(&r->clocks, number, clock) : status;
 }
 

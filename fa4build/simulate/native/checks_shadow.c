@@ -63,9 +63,17 @@ static int widen(chk_launch *launch, chk_shadow *shadow, uint32_t words) {
     return 1;
 }
 
-int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells) {
+/* Lanes of each cell: none. */
+static chk_lanes *take_lanes(chk_launch *launch, uint32_t num_cells) {
+    chk_lanes *lanes = chk_take(launch, num_cells, sizeof *lanes);
+    if (lanes) memset(lanes, CHK_NO_LANE, (size_t)num_cells * sizeof *lanes);
+    return lanes;
+}
+
+int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells, int keeps_lanes) {
     shadow->num_cells = num_cells;
     shadow->cells = chk_take(launch, num_cells, sizeof *shadow->cells);
+    if (keeps_lanes && !(shadow->write_lanes = take_lanes(launch, num_cells))) return 0;
     return shadow->cells && widen(launch, shadow, 1);
 }
 
@@ -73,8 +81,11 @@ void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow) {
     for (uint32_t cell = 0; shadow->num_columns && cell < shadow->num_cells; cell++) chk_forget_reads(shadow, cell);
     chk_give(launch, shadow->cells, shadow->num_cells, sizeof *shadow->cells);
     chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *shadow->columns);
-    for (uint32_t column = 0; column < shadow->num_columns; column++)
+    chk_give(launch, shadow->write_lanes, shadow->num_cells, sizeof(chk_lanes));
+    for (uint32_t column = 0; column < shadow->num_columns; column++) {
         give_column(launch, shadow->reads[column], shadow->num_cells);
+        chk_give(launch, shadow->read_lanes[column], shadow->num_cells, sizeof(chk_lanes));
+    }
 }
 
 int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t component) {
@@ -82,6 +93,7 @@ int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t compon
     if (column == 64 * shadow->words && !widen(launch, shadow, 2 * shadow->words)) return 0;
     shadow->reads[column] = take_column(launch, shadow->num_cells);
     if (!shadow->reads[column]) return 0;
+    if (shadow->write_lanes && !(shadow->read_lanes[column] = take_lanes(launch, shadow->num_cells))) return 0;
     shadow->reader_of[column] = (int16_t)component;
     shadow->column_of[component] = (int16_t)++shadow->num_columns;
     return 1;
@@ -109,6 +121,121 @@ int32_t chk_first_reader(const chk_shadow *shadow, uint32_t cell, const int32_t 
     int32_t first = -1;
     EACH_READ(shadow, cell, {
         if (read->count > clock[component] && (first < 0 || component < first)) {
+            first = component;
+            *count = read->count;
+        }
+    })
+    return first;
+}
+
+/* ---- lanes ------------------------------------------------------------------------------------------------------- */
+
+void chk_note_write_lanes(chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met, chk_lanes lanes) {
+    const chk_cell *before = &shadow->cells[cell];
+    chk_lanes *kept = &shadow->write_lanes[cell], untouched = (chk_lanes)(lanes == CHK_NO_LANE);
+    int is_fresh = before->writer != component + 1 || before->written <= met;
+    *kept = is_fresh ? lanes : (lanes & ~untouched) | (*kept & untouched);
+}
+
+void chk_note_read_lanes(chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met, chk_lanes lanes) {
+    chk_lanes *kept = &shadow->read_lanes[column][cell];
+    if (shadow->reads[column][cell].count <= met) {
+        *kept = lanes;
+        return;
+    }
+    chk_lanes untouched = (chk_lanes)(lanes == CHK_NO_LANE), alone = (chk_lanes)(*kept == CHK_NO_LANE);
+    chk_lanes same = (chk_lanes)(*kept == lanes) | alone;
+    chk_lanes both = (lanes & same) | (CHK_EVERY(CHK_MANY_LANES) & ~same);
+    *kept = (*kept & untouched) | (both & ~untouched);
+}
+
+/* Whether one byte's access, by a lane of a slot, is not in the view's clock. */
+static int is_lane_late(const chk_view *view, uint32_t slot, uint8_t lane, uint8_t looking, int32_t count) {
+    if (lane == CHK_NO_LANE) return 0;
+    if (view->slot == (int32_t)slot && view->knows_own && lane == looking) return 0;
+    if (lane == CHK_MANY_LANES) return 1;
+    int32_t component = view->cluster->lane_component[slot * CHK_WARP_LANES + lane] - 1;
+    return component < 0 || view->clock[component] < count;
+}
+
+/* Whether the view has come after any single lane of a slot at a count. */
+static int has_some_lane(const chk_view *view, uint32_t slot, int32_t count) {
+    const int16_t *components = view->cluster->lane_component + slot * CHK_WARP_LANES;
+    for (int lane = 0; lane < CHK_WARP_LANES; lane++)
+        if (components[lane] && view->clock[components[lane] - 1] >= count) return 1;
+    return 0;
+}
+
+int chk_is_lane_fault(const chk_view *view, int32_t component, int32_t count) {
+    const chk_cluster *cluster = view->cluster;
+    if (!chk_has_rule(cluster, CHK_RULES_LANES)) return 0;
+    int32_t kind = cluster->keys[component].kind;
+    if (kind == CHK_MBARRIER) return 0;
+    uint32_t slot = (uint32_t)cluster->keys[component].a;
+    if ((int32_t)slot == view->slot) return kind != CHK_BULK && kind != CHK_MMA && kind != CHK_WGMMA;
+    if (kind != CHK_WARP) return 0;
+    return cluster->has_lanes[slot] && has_some_lane(view, slot, count);
+}
+
+/* The lanes of a warp: `lanes` is how far the whole warp is not known to have come. */
+static int are_lanes_late(const chk_view *view, uint32_t slot, int32_t count, const chk_lanes *lanes, uint32_t bits) {
+    int is_own = view->slot == (int32_t)slot;
+    if (!is_own && (!view->cluster->has_lanes[slot] || !has_some_lane(view, slot, count))) return 1;
+    if (is_own && !view->knows_own && !view->cluster->has_lanes[slot]) return 1;
+    for (uint32_t left = bits; left; left &= left - 1) {
+        int byte = __builtin_ctz(left);
+        if (is_lane_late(view, slot, (*lanes)[byte], view->lanes[byte], count)) return 1;
+    }
+    return 0;
+}
+
+/* Copies of cp.async: those of the same lane that it has waited for. */
+static int are_copies_late(const chk_view *view, uint32_t slot, int32_t count, const chk_lanes *lanes, uint32_t bits) {
+    if (view->slot != (int32_t)slot || !view->knows_own) return 1;
+    if (view->cluster->seen[CHK_SEEN_CP_ASYNC][slot] < count) return 1;
+    for (uint32_t left = bits; left; left &= left - 1) {
+        int byte = __builtin_ctz(left);
+        if ((*lanes)[byte] != CHK_NO_LANE && (*lanes)[byte] != view->lanes[byte]) return 1;
+    }
+    return 0;
+}
+
+int chk_is_late(const chk_view *view, int32_t component, int32_t count, const chk_lanes *lanes, uint32_t bits) {
+    if (view->clock[component] >= count) return 0;
+    if (!lanes || view->slot < 0) return 1;
+    const chk_component_key *key = &view->cluster->keys[component];
+    if (key->kind == CHK_WARP) return are_lanes_late(view, (uint32_t)key->a, count, lanes, bits);
+    if (key->kind == CHK_CP_ASYNC) return are_copies_late(view, (uint32_t)key->a, count, lanes, bits);
+    return 1;
+}
+
+int chk_write_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits) {
+    const chk_cell *at = &shadow->cells[cell];
+    if (!at->writer || !(at->write_mask & bits)) return 0;
+    const chk_lanes *lanes = shadow->write_lanes ? &shadow->write_lanes[cell] : NULL;
+    return chk_is_late(view, at->writer - 1, at->written, lanes, at->write_mask & bits);
+}
+
+static int is_read_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t column,
+                        uint32_t bits) {
+    const chk_read *read = &shadow->reads[column][cell];
+    const chk_lanes *lanes = shadow->read_lanes[column] ? &shadow->read_lanes[column][cell] : NULL;
+    return (read->bits & bits) && chk_is_late(view, shadow->reader_of[column], read->count, lanes, read->bits & bits);
+}
+
+int chk_reads_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits) {
+    if (!(shadow->cells[cell].read_mask & bits)) return 0;
+    EACH_READ(shadow, cell, {
+        if (read->count > view->clock[component] && is_read_late(view, shadow, cell, column, bits)) return 1;
+    })
+    return 0;
+}
+
+int32_t chk_first_late_reader(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits,
+                              int32_t *count) {
+    int32_t first = -1;
+    EACH_READ(shadow, cell, {
+        if ((first < 0 || component < first) && is_read_late(view, shadow, cell, column, bits)) {
             first = component;
             *count = read->count;
         }

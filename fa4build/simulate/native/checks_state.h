@@ -15,12 +15,17 @@
 
 /* ---- launch ------------------------------------------------------------------------------------------------------ */
 
+typedef struct chk_history chk_history;     /* checks_order.c: of a launch */
+typedef struct chk_ordered chk_ordered; /* of a cluster */
+
 struct chk_launch {
+    chk_history *order; /* NULL: not asked for */
     size_t used_bytes, max_bytes;
     chk_buffer *buffers;
     size_t num_buffers, last_buffer;
     uint64_t *visited, visit; /* of each buffer: the access that saw it last */
     int has_unwritten;
+    uint32_t rules; /* CHK_RULES_* */
     chk_finding *findings;
     size_t num_findings, lost;
     int32_t *seen; /* hash table of 2 * CHK_MAX_FINDINGS: index of a finding + 1 */
@@ -34,14 +39,16 @@ int chk_grow(chk_launch *launch, void **array, size_t *capacity, size_t wanted, 
 
 /* ---- clocks ------------------------------------------------------------------------------------------------------ */
 
-/* What a synchronisation object carries: g, p and x (see clocks.py), `length` counts of each; further ones are 0. */
+/* What a synchronisation object carries: g, p and x (see clocks.py) and e, `length` counts of each; further ones are 0.
+ * e is what came first in execution; g, what of that is also visible in memory: what was released and acquired. */
 typedef struct {
-    int32_t *counts; /* g, p, x, each `capacity` long */
+    int32_t *counts; /* g, p, x, e, each `capacity` long */
     int32_t length, capacity;
     int32_t next_free; /* while nobody holds it */
     uint8_t is_held;   /* CHK_FREE, _HELD_INSIDE (a barrier, a word), _HELD_OUTSIDE (a handle of the machine) */
 } chk_clock;
 enum { CHK_FREE = 0, CHK_HELD_INSIDE, CHK_HELD_OUTSIDE };
+enum { CHK_PART_G = 0, CHK_PART_P, CHK_PART_X, CHK_PART_E, CHK_PARTS };
 
 typedef struct {
     int32_t kind, a, b;
@@ -53,10 +60,10 @@ typedef struct {
 typedef struct {
     int32_t writer; /* component + 1 */
     int32_t written, write_site, read_site;
-    int32_t write_epoch;
+    int32_t unused_count;
     uint16_t write_mask, read_mask, initialised, barrier_bytes;
-    uint8_t write_lane; /* lane + 1 of the newest generic write */
     uint8_t by_async;
+    uint8_t unused_byte;
     uint16_t unused;
 } chk_cell;
 
@@ -65,6 +72,12 @@ typedef struct {
     int32_t count;
     uint16_t bits, unused;
 } chk_read;
+
+/* Which lane of its warp touched each byte of a granule, since the lanes of that warp met last. */
+typedef chk_lane_map chk_lanes;
+#define CHK_NO_LANE 0xFF    /* none, or before the lanes met */
+#define CHK_MANY_LANES 0xFE /* several have read it */
+#define CHK_EVERY(lane) ((chk_lanes){0} + (uint8_t)(lane))
 
 /* Reads are kept by component, in columns that are given out as components come to read this memory. */
 typedef struct {
@@ -75,6 +88,8 @@ typedef struct {
     uint64_t *columns;                     /* [cell][words]: which of them hold a read */
     int16_t column_of[CHK_COMPONENTS];     /* + 1 */
     int16_t reader_of[CHK_COMPONENTS];     /* of a column */
+    /* Kept only with CHK_RULES_LANES, and of generic accesses to shared memory: [cell], and [column][cell]. */
+    chk_lanes *write_lanes, *read_lanes[CHK_COMPONENTS];
 } chk_shadow;
 
 typedef struct {
@@ -83,6 +98,7 @@ typedef struct {
     uint64_t *load_slots; /* [cell][words]: which slots have one */
     int32_t *load_site;
     uint32_t words;
+    uint32_t *tags; /* [cell]: of the product that wrote it last; see chk_operation */
 } chk_tensor;
 
 /* ---- barriers ---------------------------------------------------------------------------------------------------- */
@@ -92,6 +108,10 @@ typedef struct {
     int32_t observed;  /* newest phase whose end a wait has seen; -1: none */
     int32_t clock[2];  /* of the newest phase and the one before, at phase % 2; -1: none */
     int32_t phase[2];
+    int32_t remote[2];    /* as clock: what threads of other CTAs have released to the cluster */
+    int32_t slot, made;   /* who has initialised it, and when */
+    int32_t fenced, here; /* when that was published by a fence: to all, and in its CTA; -1: not yet */
+    int32_t site;
 } chk_barrier;
 
 typedef struct {
@@ -124,15 +144,38 @@ typedef struct {
     chk_named named[16];
 } chk_cta;
 
+enum { CHK_SEEN_CP_ASYNC = 0, CHK_SEEN_LD, CHK_SEEN_ST, CHK_NUM_SEEN };
+
+/* What fences make of weaker synchronisation: `released` goes with later relaxed arrivals, `pending` came with relaxed
+ * waits and is taken by an acquiring fence. */
+typedef struct {
+    int32_t released, pending; /* clocks; -1: none */
+    uint32_t lanes;            /* that have executed the fence of `released` */
+    uint8_t scope;             /* of that fence */
+} chk_held;
+
 struct chk_cluster {
     chk_launch *launch;
+    chk_ordered *order; /* NULL: not asked for */
     uint32_t index, num_ctas, warps_a_cta, num_slots, shared_limit;
     chk_status failed; /* why a component or a clock could not be had */
 
-    int32_t *g, *p, *x, *t; /* [slot][CHK_COMPONENTS] */
+    /* [row][CHK_COMPONENTS]. The first row of a slot has its number; others hold lanes that know more than the rest
+     * (a strand: lanes of a warp that know the same). The count of the warp itself is how far all lanes have met. */
+    int32_t *g, *p, *x, *e, *t;
+    uint32_t num_rows;
+    uint32_t *row_lanes; /* of a row; 0: a free one */
+    int32_t *row_next;   /* the next strand of the slot; -1: none */
+    uint32_t *present;   /* of a slot: lanes that there are */
+    int16_t *lane_component; /* [slot * 32 + lane]: component + 1 */
+    uint8_t *has_lanes;      /* of a slot: some lane has a component */
+    int32_t *seen[3];        /* [CHK_SEEN_*][slot]: what each lane has waited for of its own */
+    uint32_t *copying;       /* of a slot: lanes that issued cp.async since the lanes met */
+    int8_t *tensor_lane;     /* of a slot: the lane that issued its newest tcgen05.mma or cp, + 1 */
+    int32_t *space_fence;    /* of a slot: its newest proxy fence that holds for the whole cluster's memory */
+    chk_held *held;          /* of a slot */
     int32_t now[CHK_COMPONENTS];
-    int32_t *lane_epochs; /* of a slot */
-    uint8_t *synced;      /* slot has passed a cluster barrier */
+    uint8_t *synced; /* slot has passed a cluster barrier */
     chk_component_key keys[CHK_COMPONENTS];
     int32_t num_components;
     int16_t *slot_component[CHK_SLOT_KINDS]; /* [kind][slot]: component + 1 */
@@ -160,16 +203,33 @@ int32_t chk_component(chk_cluster *cluster, chk_component_kind kind, uint32_t a,
 /* A new clock that holds nothing; -1 with cluster->failed set. */
 int32_t chk_clock_new(chk_cluster *cluster);
 void chk_clock_drop(chk_cluster *cluster, int32_t clock);
-/* Merges the clock of a slot into `*clock` (made if -1), and ticks the slot (a release). 0 on failure. */
-int chk_clock_collect(chk_cluster *cluster, int32_t *clock, uint32_t slot);
+/* Merges what lanes of a slot know into `*clock` (made if -1), and ticks the slot: a release. `is_memory` 0: only the
+ * order of execution and of tensor memory goes along (a relaxed arrival). 0 on failure. */
+int chk_clock_collect(chk_cluster *cluster, int32_t *clock, uint32_t slot, uint32_t mask, int is_memory);
 /* Merges another clock into `*clock` (made if -1). 0 on failure. */
-int chk_clock_merge(chk_cluster *cluster, int32_t *clock, int32_t other);
-/* The slot comes after everything in the clock (an acquire); -1: nothing. */
-void chk_clock_join(chk_cluster *cluster, uint32_t slot, int32_t clock);
-void chk_clock_reach(chk_cluster *cluster, uint32_t slot, int32_t component, int32_t count);
+int chk_clock_merge(chk_cluster *cluster, int32_t *clock, int32_t other, int is_memory);
+/* Lanes of the slot come after everything in the clock (an acquire); -1: nothing. `is_memory` as above. */
+void chk_clock_join(chk_cluster *cluster, uint32_t slot, uint32_t mask, int32_t clock, int is_memory);
+void chk_clock_reach(chk_cluster *cluster, uint32_t slot, uint32_t mask, int32_t component, int32_t count,
+                     int is_memory);
 void chk_clock_tick(chk_cluster *cluster, uint32_t slot);
-/* fence.proxy.async of a slot. */
-void chk_clock_fence(chk_cluster *cluster, uint32_t slot);
+/* Lanes of a slot meet: bar.warp.sync, and what waits for all of them. */
+void chk_clock_meet(chk_cluster *cluster, uint32_t slot, uint32_t mask);
+/* fence.proxy.async of lanes of a slot for shared memory; `is_cluster`: of other CTAs too. */
+void chk_clock_fence(chk_cluster *cluster, uint32_t slot, uint32_t mask, int is_cluster);
+/* Component of a lane, made on first use; -1 with cluster->failed set. */
+int32_t chk_lane_component(chk_cluster *cluster, uint32_t slot, uint32_t lane);
+/* The row of a lane of a slot. */
+uint32_t chk_row_of(const chk_cluster *cluster, uint32_t slot, uint32_t lane);
+int chk_rows_create(chk_cluster *cluster);
+void chk_rows_destroy(chk_cluster *cluster);
+
+/* Whether all lanes of a slot are in a mask. */
+static inline int chk_covers(const chk_cluster *cluster, uint32_t slot, uint32_t mask) {
+    return !(cluster->present[slot] & ~mask);
+}
+
+static inline int chk_has_rule(const chk_cluster *cluster, uint32_t rule) { return (cluster->launch->rules & rule) != 0; }
 
 /* Whether the machine holds this clock. */
 static inline int chk_is_taken(const chk_cluster *cluster, int32_t clock) {
@@ -180,15 +240,38 @@ static inline int32_t *chk_row(int32_t *clocks, uint32_t slot) { return clocks +
 
 /* ---- checks_shadow.c --------------------------------------------------------------------------------------------- */
 
-int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells);
+int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells, int keeps_lanes);
 void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow);
 /* A column for a component that has not read this memory yet; 0 on failure. */
 int chk_shadow_add_reader(chk_launch *launch, chk_shadow *shadow, int32_t component);
+
+/* Who looks at a granule. `slot` -1: nobody's lanes are asked for. */
+typedef struct {
+    const chk_cluster *cluster;
+    const int32_t *clock;
+    int32_t slot;
+    chk_lanes lanes; /* of the bytes looked at */
+    int knows_own;   /* what a lane did itself came first (not so for what a fence must have made visible) */
+} chk_view;
+/* Whether an access of `component` at `count`, by these lanes, is not in the view's clock. */
+int chk_is_late(const chk_view *view, int32_t component, int32_t count, const chk_lanes *lanes, uint32_t bits);
+/* The same of the last write to these bytes, and of any read of them since the last whole write. */
+int chk_write_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits);
+int chk_reads_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits);
+/* The smallest component with such a read, and its count; -1: none. */
+int32_t chk_first_late_reader(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits,
+                              int32_t *count);
+/* Whether some lanes of the component's warp are known to have come so far, but not all that matter. */
+int chk_is_lane_fault(const chk_view *view, int32_t component, int32_t count);
+
 /* Whether a read of these bytes since the last whole write is not in the clock. */
 int chk_reads_unordered(const chk_shadow *shadow, uint32_t cell, uint32_t bits, const int32_t *clock);
 /* The smallest component with an unordered read of the granule, and its count; -1: none. */
 int32_t chk_first_reader(const chk_shadow *shadow, uint32_t cell, const int32_t *clock, int32_t *count);
 void chk_forget_reads(chk_shadow *shadow, uint32_t cell);
+/* Lanes of a write or read that is noted next; `met`: how far the lanes of the warp have met. */
+void chk_note_write_lanes(chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met, chk_lanes lanes);
+void chk_note_read_lanes(chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met, chk_lanes lanes);
 
 /* Whether the last write to these bytes is not in the clock. */
 static inline int chk_write_unordered(const chk_cell *cell, uint32_t bits, const int32_t *clock) {
@@ -236,10 +319,10 @@ void chk_add(chk_launch *launch, const chk_finding *finding);
 void chk_report_shared(chk_cluster *cluster, const chk_gang *gang, chk_kind kind, uint32_t cell, int32_t site);
 /* The other side is the last write to the granule. */
 void chk_report_shared_write(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, chk_kind kind,
-                             uint32_t cell, int32_t site);
-/* The other side is the first reader that is not in the clock. */
+                             uint32_t cell, const chk_view *view, int32_t site);
+/* The other side is the first reader that is not in the view's clock. */
 void chk_report_shared_read(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *shadow, uint32_t cell,
-                            const int32_t *clock, int32_t site);
+                            uint32_t bits, const chk_view *view, int32_t site);
 
 /* ---- checks_global.c, checks_tensor.c: the parts of an asynchronous operation ------------------------------------ */
 

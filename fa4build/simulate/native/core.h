@@ -73,6 +73,7 @@ typedef struct {
     int32_t miss_percent;     /* chance that a barrier test fails although the phase is over */
     uint32_t starved;         /* warps of each CTA that run only when no other can */
     int32_t reversed_clusters; /* of clusters in flight at once the last starts first */
+    int32_t elected;          /* elect.sync takes the first member from this lane on, cyclic */
 } Order;
 enum { PICK_NEWEST = 0, PICK_OLDEST, PICK_ANY };
 enum { WARPS_FORWARD = 0, WARPS_BACKWARD, WARPS_SHUFFLED };
@@ -111,7 +112,7 @@ typedef struct {
     Order order;
     uint64_t seed;
     int32_t concurrent_clusters;
-    int32_t checks;
+    int32_t checks; /* 0: none; else CHECKS_ON and CHK_RULES_* */
     int64_t instruction_limit;
     /* results */
     int64_t warp_instructions;
@@ -129,6 +130,8 @@ typedef struct {
     int32_t has_hazards; /* before the run: the code itself has some */
     int32_t keep_going;  /* also behind findings that are errors: some rules are allowed to be broken */
 } Launch;
+
+#define CHECKS_ON 0x100
 
 enum { DETAIL_CTA = 1, DETAIL_TENSOR_MEMORY, DETAIL_REGISTERS };
 
@@ -189,6 +192,9 @@ typedef struct {
     int32_t blocks[16][2]; /* first column, columns; in the order of allocation */
     int32_t num_blocks, last_size, group;
     bool may_allocate;
+    /* An instruction that the CTAs of a pair execute together: who has come here first, and that the other did too. */
+    int32_t paired_op, paired_count;
+    bool pair_is_complete;
 } TensorMemory;
 
 /* Operations of a warp in groups. `group` -1: not committed. */
@@ -219,6 +225,7 @@ typedef enum {
     WAIT_REGISTERS,
     WAIT_POLL,
     WAIT_WARPGROUP,
+    WAIT_PAIR,
 } WaitKind;
 
 typedef struct {
@@ -232,6 +239,7 @@ typedef struct {
     int64_t need;        /* REGISTERS, ALLOC */
     uint64_t address[LANES], value[LANES]; /* POLL */
     Op **ops;            /* OPS */
+    uint32_t *op_lanes;  /* whose each of them is; NULL: of all that wait */
     int32_t num_ops;
     bool again;          /* executes the instruction again instead of going on */
 } Wait;
@@ -455,6 +463,8 @@ int out_of_bounds(Warp *w, const char *what, uint64_t address, uint64_t size);
 int not_converged(Warp *w, const char *what);
 #define require_converged(w, what) (((w)->mask | (w)->exited) == FULL ? NEXT : not_converged(w, what))
 int check_members(Warp *w, uint32_t members, const char *what);
+/* Every lane of the warp is here and none has exited. */
+#define require_whole(w, what) ((w)->mask == FULL ? NEXT : not_converged(w, what))
 /* The value that all active lanes must share. */
 int uniform32(Warp *w, int32_t o, const char *what, uint32_t *value);
 
@@ -462,6 +472,7 @@ int uniform32(Warp *w, int32_t o, const char *what, uint32_t *value);
 Mbarrier *find_mbarrier(Warp *w, uint32_t address);
 int mbarrier_arrive(Warp *w, Mbarrier *b, int64_t count, Arrival who);
 int mbarrier_bytes(Warp *w, Mbarrier *b, int64_t size, Arrival who);
+chk_sync strength(const Warp *w, const Ins *i);
 void mbarrier_source(Mbarrier *b, const Warp *w, int32_t line);
 void check_cluster_barrier(Cluster *cluster);
 
@@ -478,11 +489,15 @@ void group_add(GroupList *list, Op *op, int lane);
 int step_op(Op *op);
 static inline bool has_read(const Op *op) { return op->stage >= 1; }
 static inline bool is_done(const Op *op) { return op->stage == op->stages; }
-int wait_for_ops(Warp *w, const Ins *i, Op **ops, int n, bool reads, int what);
+int wait_for_ops(Warp *w, const Ins *i, Op **ops, uint32_t *lanes, int n, bool reads, int what);
 Cta *target_cta(Warp *w, uint32_t address, uint32_t *offset);
 uint8_t *shared_span(Warp *w, Cta *cta, uint32_t offset, uint32_t size, const char *what);
 int one_thread(Warp *w, const Ins *i, int *lane);
+void touch_both(Warp *w, const Cta *cta, const Mbarrier *b, int32_t site);
 const char *opcode_text(const Warp *w, const Ins *i);
+/* `tag`: see chk_operation. */
+void observe_product(Warp *w, Op *op, uint32_t tag, const chk_operand *reads, size_t num_reads,
+                     const chk_operand *writes, size_t num_writes);
 void observe_issue(Warp *w, Op *op, chk_component_kind channel, Mbarrier *barrier, const chk_operand *reads,
                    size_t num_reads, const chk_operand *writes, size_t num_writes);
 
@@ -521,6 +536,7 @@ TensorMemory *tensor_memory(Cta *cta);
 
 /* core_launch.c */
 bool take_origin(Run *run, int32_t origin[3]);
+bool cluster_is_over(const Cluster *cluster);
 /* core_memory.c */
 /* What is freed stays with the process, so that clusters do not ask the system for the same pages again and again. */
 void keep_memory(void);

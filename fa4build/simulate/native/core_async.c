@@ -230,17 +230,23 @@ void group_add(GroupList *list, Op *op, int lane) {
     keep(op);
 }
 
-static void wait_over(Warp *w, Op **ops, int n) {
+/* `only_read`: sources were read, but what was written need not be there yet. */
+static void wait_over(Warp *w, Op **ops, uint32_t *lanes, int n, bool only_read) {
     if (w->run->checks && n) {
         chk_token *tokens = malloc(sizeof *tokens * (size_t)n);
         size_t told = 0;
-        for (int k = 0; k < n; k++)
-            if (ops[k]->token.component >= 0) tokens[told++] = ops[k]->token;
+        for (int k = 0; k < n; k++) {
+            if (ops[k]->token.component < 0) continue;
+            tokens[told] = ops[k]->token;
+            tokens[told++].lanes = lanes ? lanes[k] : 0;
+        }
         CHECK(w, chk_ops_waited, tokens, told);
+        if (!only_read) CHECK(w, chk_order_performed, tokens, told);
         free(tokens);
     }
     for (int k = 0; k < n; k++) drop(ops[k]);
     free(ops);
+    free(lanes);
 }
 
 bool ops_over(const Wait *wait) {
@@ -253,13 +259,14 @@ int finish_ops(Warp *w, const Wait *wait) {
     if (wait->named == 3 && w->run->launch->order.deferred &&
         deliver_wgmma(w, wait->ops, wait->num_ops))
         return FAULTED;
-    wait_over(w, wait->ops, wait->num_ops);
+    wait_over(w, wait->ops, wait->op_lanes, wait->num_ops, wait->parity);
     return NEXT;
 }
 
-/* Waits for operations, of which it takes the references; `what`: number of the words for a report. */
-int wait_for_ops(Warp *w, const Ins *i, Op **ops, int n, bool reads, int what) {
-    Wait wait = {.kind = WAIT_OPS, .mask = w->mask, .ins = i, .ops = ops, .num_ops = n, .parity = reads, .named = what};
+/* Waits for operations, of which it takes the references and the lists; `what`: number of the words for a report. */
+int wait_for_ops(Warp *w, const Ins *i, Op **ops, uint32_t *lanes, int n, bool reads, int what) {
+    Wait wait = {.kind = WAIT_OPS, .mask = w->mask, .ins = i, .ops = ops, .op_lanes = lanes, .num_ops = n,
+                 .parity = reads, .named = what};
     if (ops_over(&wait)) return finish_ops(w, &wait);
     w->wait = wait;
     return BLOCKED;
@@ -292,6 +299,16 @@ static size_t distinct_units(uint32_t *unit, size_t n) {
     return kept;
 }
 
+/* Which lane writes which byte of a granule. */
+static chk_lane_map lanes_of_unit(const LaneCopies *c, uint32_t unit, uint32_t size) {
+    chk_lane_map lanes;
+    memset(&lanes, 0xFF, sizeof lanes);
+    EACH_LANE(l, c->lanes) {
+        for (uint32_t b = 0; c->to[l] / 16 == unit && b < size; b++) lanes[(c->to[l] + b) % 16] = (uint8_t)l;
+    }
+    return lanes;
+}
+
 RULE(cp_async) {
     LaneCopies *c = calloc(1, sizeof *c);
     c->lanes = w->mask;
@@ -311,9 +328,15 @@ RULE(cp_async) {
     op->more = c, op->size = i->size;
     group_add(&w->copies, op, 0);
     if (w->run->checks) {
-        chk_operand to = {.kind = CHK_SHARED_UNITS, .cta = (uint32_t)w->cta->rank, .granules = unit,
-                          .count = distinct_units(unit, n)};
+        size_t units = distinct_units(unit, n);
+        chk_lane_map owners[LANES];
+        for (size_t k = 0; k < units; k++) owners[k] = lanes_of_unit(c, unit[k], i->size);
+        chk_operand to = {.kind = CHK_SHARED_UNITS, .cta = (uint32_t)w->cta->rank, .granules = unit, .count = units,
+                          .owners = owners};
         observe_issue(w, op, CHK_CP_ASYNC, NULL, NULL, 0, &to, 1);
+        EACH_LANE(l, w->mask) {
+            if (c->real[l]) CHECK(w, chk_order_copy, op->token, c->from[l], c->real[l], CHK_TOUCH_READ, op->site);
+        }
     }
     return submit(&w->cta->cluster->engine, op, queue_key(QUEUE_COPIES, w));
 }
@@ -348,7 +371,7 @@ RULE(cp_wait) {
     if (i->flags) close_group(&w->copies, &w->copy_groups);
     int n;
     Op **ops = take_groups(&w->copies, w->copy_groups, i->imm[0], &n);
-    return wait_for_ops(w, i, ops, n, false, 0);
+    return wait_for_ops(w, i, ops, NULL, n, false, 0);
 }
 
 static int submit_arrival(Warp *w, const Ins *i, uint32_t address, int count) {
@@ -358,7 +381,8 @@ static int submit_arrival(Warp *w, const Ins *i, uint32_t address, int count) {
     Op *op = new_op(w, i, OP_COPY_ARRIVE, 1);
     op->barrier[0] = b, op->size = (uint32_t)count;
     if (w->run->checks)
-        chk_clock_take(w->cta->cluster->checks, (uint32_t)w->cta->rank, (uint32_t)w->index, CHK_CP_ASYNC, &op->clock);
+        chk_clock_take(w->cta->cluster->checks, (uint32_t)w->cta->rank, (uint32_t)w->index, w->mask, CHK_CP_ASYNC,
+                       &op->clock);
     return submit(&w->cta->cluster->engine, op, queue_key(QUEUE_COPIES, w));
 }
 
@@ -427,12 +451,26 @@ void observe_issue(Warp *w, Op *op, chk_component_kind channel, Mbarrier *barrie
     CHECK(w, chk_issue, &told, &op->token);
 }
 
+void observe_product(Warp *w, Op *op, uint32_t tag, const chk_operand *reads, size_t num_reads,
+                     const chk_operand *writes, size_t num_writes) {
+    if (!w->run->checks) return;
+    chk_operation told = {.warp = (uint32_t)w->index, .channel = CHK_MMA, .barrier = -1, .site = op->site, .tag = tag,
+                          .reads = reads, .writes = writes, .num_reads = num_reads, .num_writes = num_writes};
+    CHECK(w, chk_issue, &told, &op->token);
+}
+
 static chk_operand span(const Cta *cta, uint32_t offset, uint32_t size) {
     return (chk_operand){.kind = CHK_SHARED_SPAN, .cta = (uint32_t)cta->rank, .first = offset / 16,
                          .count = (offset + size + 15) / 16 - offset / 16};
 }
 static chk_operand range(uint64_t address, uint32_t size) {
     return (chk_operand){.kind = CHK_GLOBAL_RANGE, .address = address, .count = size};
+}
+
+/* An operation writes to one CTA and signals a barrier, of another one perhaps. */
+void touch_both(Warp *w, const Cta *cta, const Mbarrier *b, int32_t site) {
+    CHECK(w, chk_touches, (uint32_t)cta->rank, site);
+    if (b->cta != cta) CHECK(w, chk_touches, (uint32_t)b->cta->rank, site);
 }
 
 /* Hands an operation over that fills bytes of shared memory and signals a barrier. */
@@ -443,7 +481,9 @@ static int submit_load(Warp *w, Op *op, Cta *cta, Mbarrier *b, uint32_t offset, 
     if (engine->order->deferred && op->kind != OP_BYTES) memset(cta->shared + offset, POISON, size);
     chk_operand to = span(cta, offset, size);
     mbarrier_source(b, w, op->line);
+    touch_both(w, cta, b, op->site);
     observe_issue(w, op, CHK_MBARRIER, b, reads, num_reads, &to, 1);
+    if (op->kind == OP_TO_SHARED) CHECK(w, chk_order_copy, op->token, op->address, size, CHK_TOUCH_READ, op->site);
     return submit(engine, op, 0);
 }
 
@@ -506,6 +546,7 @@ static int out_lane(Warp *w, const Ins *i, int lane) {
     op->reduces = i->flags;
     chk_operand here[2] = {span(w->cta, origin, size), range(address, size)};
     observe_issue(w, op, CHK_BULK, NULL, here, i->flags ? 2 : 1, here + 1, i->flags ? 0 : 1);
+    CHECK(w, chk_order_copy, op->token, address, size, op->reduces ? CHK_TOUCH_SUM : CHK_TOUCH_WRITE, op->site);
     group_add(&w->bulk, op, lane);
     w->bulk_known |= 1u << lane;
     return submit(&w->cta->cluster->engine, op, 0);
@@ -544,12 +585,16 @@ static bool group_is_done(const GroupList *list, int lane, int group) {
 RULE(bulk_wait) {
     GroupList *list = &w->bulk;
     Op **ops = malloc(sizeof *ops * (size_t)(list->n + 1));
+    uint32_t *lanes = calloc((size_t)list->n + 1, sizeof *lanes);
     int n = 0, kept = 0;
     for (int k = 0; k < list->n; k++) {
         Grouped g = list->e[k];
         if (!(w->mask >> g.lane & 1) || g.group < 0 || g.group >= w->bulk_groups[g.lane] - i->imm[0]) continue;
-        keep(g.op);
-        ops[n++] = g.op;
+        if (!n || ops[n - 1] != g.op) {
+            keep(g.op);
+            ops[n++] = g.op;
+        }
+        lanes[n - 1] |= 1u << g.lane;
     }
     uint8_t *done = malloc((size_t)list->n + 1);
     for (int k = 0; k < list->n; k++) {
@@ -563,7 +608,7 @@ RULE(bulk_wait) {
     }
     list->n = kept;
     free(done);
-    return wait_for_ops(w, i, ops, n, i->flags, i->flags ? 2 : 1);
+    return wait_for_ops(w, i, ops, lanes, n, i->flags, i->flags ? 2 : 1);
 }
 
 /* ---- operations that carry their bytes --------------------------------------------------------------------------- */

@@ -134,10 +134,19 @@ RULE(mbar_inval) {
     return NEXT;
 }
 
+/* The strength of an mbarrier instruction. Where none is written the scope is the CTA by the manual; that it is the
+ * cluster is an assumption (CHK_RULES_DEFAULT_SCOPE). */
+chk_sync strength(const Warp *w, const Ins *i) {
+    bool is_written = !(i->flags & 256), narrow = w->run->launch->checks & CHK_RULES_DEFAULT_SCOPE;
+    uint8_t scope = i->flags >> 6 & 3;
+    return (chk_sync){.order = i->flags >> 4 & 3, .scope = is_written || narrow ? scope : CHK_SCOPE_CLUSTER};
+}
+
 static int arrive_at(Warp *w, const Ins *i, uint32_t address, uint32_t operand, int lanes) {
     Mbarrier *b = find_mbarrier(w, address);
     if (!b) return FAULTED;
-    chk_sync sync = {.order = i->flags >> 4 & 3, .scope = i->flags >> 6 & 3};
+    chk_sync sync = strength(w, i);
+    CHECK(w, chk_order_remote, (uint32_t)b->cta->rank, site_of(w, i));
     CHECK(w, chk_arrive, b->handle, b->phase, (uint32_t)b->pending, (uint32_t)b->expected, sync, site_of(w, i));
     mbarrier_source(b, w, i->line);
     bool expects = i->flags & 1;
@@ -185,7 +194,7 @@ RULE(mbar_wait) {
     if (is_over && !blocks && may_miss(w->run)) {
         passed = false;
     } else if (passed) {
-        chk_sync sync = {.order = CHK_ACQUIRE, .scope = i->flags >> 6 & 3};
+        chk_sync sync = strength(w, i);
         CHECK(w, chk_wait_passed, b->handle, b->phase, sync, site_of(w, i));
     }
     bool repeated = w->poll_site == site_of(w, i) && w->poll_barrier == b && w->poll_phase == b->phase;
@@ -269,11 +278,12 @@ void check_cluster_barrier(Cluster *cluster) {
 }
 
 RULE(cluster_arrive) {
+    if (i->flags & 2 && require_converged(w, opcode_text(w, i))) return FAULTED;
     Cluster *cluster = w->cta->cluster;
     if (w->cluster_generation == cluster->generation)
         return fault(w, "warp %d arrives twice at the cluster barrier in one phase", w->index);
     w->cluster_generation = cluster->generation;
-    chk_sync sync = {.order = i->flags ? CHK_RELAXED : CHK_RELEASE, .scope = CHK_SCOPE_CLUSTER};
+    chk_sync sync = {.order = i->flags & 1 ? CHK_RELAXED : CHK_RELEASE, .scope = CHK_SCOPE_CLUSTER};
     CHECK(w, chk_cluster_arrive, sync);
     cluster->arrived += count_lanes(w->mask);
     check_cluster_barrier(cluster);
@@ -281,6 +291,7 @@ RULE(cluster_arrive) {
 }
 
 RULE(cluster_wait) {
+    if (i->flags & 2 && require_converged(w, opcode_text(w, i))) return FAULTED;
     if (w->cluster_generation < 0) return fault(w, "barrier.cluster.wait without an arrive before it");
     if (w->cta->cluster->generation > w->cluster_generation) {
         w->synced_cluster = true;

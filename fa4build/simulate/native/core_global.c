@@ -70,6 +70,7 @@ RULE(ld_global) {
             put_element(w, i, list[e], (int)l, read_element(from + e * i->size, i->size));
     }
     CHECK(w, chk_global_access, address, (size_t)n, size, site_of(w, i), 0);
+    CHECK(w, chk_order_touch, address, (size_t)n, size, CHK_TOUCH_READ, NULL, site_of(w, i));
     return NEXT;
 }
 
@@ -80,6 +81,8 @@ RULE(st_global) {
     uint32_t size = i->size * i->count;
     const int32_t *list = w->run->launch->lists + i->list;
     CHECK(w, chk_global_access, address, (size_t)n, size, site_of(w, i), 1);
+    chk_sync sync = {.order = i->flags >> 1 & 3, .scope = i->flags >> 4 & 3};
+    CHECK(w, chk_order_touch, address, (size_t)n, size, CHK_TOUCH_WRITE, i->flags & 1 ? &sync : NULL, site_of(w, i));
     int k = 0;
     EACH_LANE(l, w->mask) {
         uint64_t a = address[k++];
@@ -126,6 +129,7 @@ RULE(ld_poll) {
     CHECK(w, chk_global_access, active, (size_t)n, i->size, site_of(w, i), 0);
     chk_sync sync = {.order = i->flags & 3, .scope = i->flags >> 4 & 3};
     CHECK(w, chk_acquire, active, (size_t)n, sync);
+    CHECK(w, chk_order_touch, active, (size_t)n, i->size, CHK_TOUCH_READ, &sync, site_of(w, i));
     EACH_LANE(l, w->mask) put_element(w, i, i->o[0] | (i->size == 2), (int)l, value[l]);
     if (!same_poll(w, site_of(w, i), address, value)) {
         remember_poll(w, site_of(w, i), address, value);
@@ -192,6 +196,8 @@ RULE(atomic) {
     if (is_global) {
         chk_sync sync = {.order = i->flags >> 8 & 3, .scope = i->flags >> 10 & 3};
         CHECK(w, chk_atomic, address, (size_t)n, sync, site_of(w, i));
+        chk_touch touch = (i->flags >> 4 & 3) == 2 ? CHK_TOUCH_SUM : CHK_TOUCH_UPDATE;
+        CHECK(w, chk_order_touch, address, (size_t)n, i->size, touch, &sync, site_of(w, i));
     }
     n = 0;
     EACH_LANE(l, w->mask) {

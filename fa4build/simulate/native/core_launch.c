@@ -15,7 +15,6 @@ bool take_origin(Run *run, int32_t origin[3]) {
     if (run->next_origin == run->num_origins) return false;
     const Launch *l = run->launch;
     int64_t n = run->next_origin++;
-    if (l->order.reversed_clusters) n = run->num_origins - 1 - n;
     int64_t across = l->grid[0] / l->cluster[0], down = l->grid[1] / l->cluster[1];
     origin[0] = (int32_t)(n % across) * l->cluster[0];
     origin[1] = (int32_t)(n / across % down) * l->cluster[1];
@@ -152,6 +151,10 @@ static Cluster *start_cluster(Run *run, int index, const int32_t origin[3]) {
     if (run->checks)
         chk_cluster_create(l->findings, (uint32_t)index, (uint32_t)cluster->num_ctas,
                            (uint32_t)cluster->ctas->num_warps, cluster->ctas->shared_limit, &cluster->checks);
+    for (int k = 0; run->checks && k < cluster->num_ctas; k++)
+        for (int j = 0; j < cluster->ctas[k].num_warps; j++)
+            if (cluster->ctas[k].warps[j].exited)
+                chk_lanes_present(cluster->checks, (uint32_t)k, (uint32_t)j, ~cluster->ctas[k].warps[j].exited);
     return cluster;
 }
 
@@ -206,6 +209,7 @@ void lanes_exit(Warp *w, uint32_t mask) {
     chk_warp_exit(w->cta->cluster->checks, (uint32_t)w->cta->rank, (uint32_t)w->index, mask, ops, grouped,
                   ops + grouped, open, w->products.n > 0);
     free(ops);
+    if (!threads_alive(w->cta)) chk_cta_left(w->cta->cluster->checks, (uint32_t)w->cta->rank);
 }
 
 static void add_detail(Launch *l, int kind, const int32_t *values, int n) {
@@ -235,10 +239,8 @@ static void add_details(const Cta *cta) {
 
 static bool any_error(const Launch *l) {
     const chk_finding *found;
-    size_t lost, n = chk_findings(l->findings, &found, &lost);
-    for (size_t k = 0; k < n; k++)
-        if (found[k].kind < CHK_NOTE_LANE_RACE) return true;
-    return false;
+    size_t lost;
+    return chk_findings(l->findings, &found, &lost) > 0;
 }
 
 static void check_cta_end(Cta *cta) {
@@ -277,30 +279,56 @@ static int finish_cluster(Run *run, Cluster *cluster) {
 
 /* ---- the run ----------------------------------------------------------------------------------------------------- */
 
-/* Starts as many clusters as may be in flight; returns how many. */
+static bool stops(const Run *run) { return run->hazards && !run->launch->keep_going; }
+
+bool cluster_is_over(const Cluster *cluster) {
+    for (int k = 0; k < cluster->num_ctas; k++)
+        if (threads_alive(cluster->ctas + k)) return false;
+    return true;
+}
+
+/* Starts clusters, in the order of the grid, while there is room; reversed, the newest is asked first from then on.
+ * Returns how many are in flight. */
 static int start_some(Run *run, int *index) {
     int32_t origin[3];
-    run->num_clusters = 0;
-    while (run->num_clusters < run->launch->concurrent_clusters && take_origin(run, origin))
-        run->clusters[run->num_clusters++] = start_cluster(run, (*index)++, origin);
+    while (run->num_clusters < run->launch->concurrent_clusters && take_origin(run, origin)) {
+        int place = run->num_clusters++;
+        if (run->launch->order.reversed_clusters) {
+            memmove(run->clusters + 1, run->clusters, sizeof *run->clusters * (size_t)place);
+            place = 0;
+        }
+        run->clusters[place] = start_cluster(run, (*index)++, origin);
+        run->random = (run->launch->seed + (uint64_t)*index) ^ 0x5EED;
+        run->last_buffer = NULL;
+    }
     return run->num_clusters;
 }
 
-static bool stops(const Run *run) { return run->hazards && !run->launch->keep_going; }
+/* Ends the clusters that are over, or all. */
+static int end_some(Run *run, int status, bool all) {
+    int kept = 0;
+    for (int k = 0; k < run->num_clusters; k++) {
+        Cluster *cluster = run->clusters[k];
+        if (!all && !cluster_is_over(cluster)) {
+            run->clusters[kept++] = cluster;
+            continue;
+        }
+        if (!status && !stops(run)) status = finish_cluster(run, cluster);
+        end_cluster(cluster);
+    }
+    run->num_clusters = kept;
+    return status;
+}
 
 static int run_clusters(Run *run) {
     int index = 0, status = NEXT;
     while (!status && !stops(run) && start_some(run, &index)) {
-        run->random = (run->launch->seed + (uint64_t)index) ^ 0x5EED;
-        run->last_buffer = NULL;
-        status = schedule(run);
-        for (int k = 0; k < run->num_clusters && !status && !stops(run); k++)
-            status = finish_cluster(run, run->clusters[k]);
-        for (int k = 0; k < run->num_clusters; k++) end_cluster(run->clusters[k]);
+        status = end_some(run, schedule(run), false);
         run->hazards |= run->launch->has_hazards != 0;
         run->launch->warp_instructions += run->warp_instructions;
         run->warp_instructions = run->steps = 0;
     }
+    end_some(run, FAULTED, true);
     return status;
 }
 
@@ -309,6 +337,7 @@ static void follow_buffers(Launch *l) {
     for (int64_t k = 0; k < l->num_buffers; k++)
         told[k] = (chk_buffer){l->buffers[k].base, l->buffers[k].size, l->buffers[k].written};
     l->findings = chk_launch_create(told, (size_t)l->num_buffers, 0);
+    chk_launch_rules(l->findings, (uint32_t)l->checks & ~(uint32_t)CHECKS_ON);
     free(told);
 }
 
@@ -325,7 +354,10 @@ EXPORT int sim_run(Launch *launch) {
     keep_memory();
     if (run.checks) follow_buffers(launch);
     run.clusters = calloc((size_t)launch->concurrent_clusters + 1, sizeof *run.clusters);
-    run_clusters(&run);
+    if (!run_clusters(&run) && !stops(&run) && run.checks) {
+        chk_launch_done(launch->findings);
+        run.hazards |= any_error(launch);
+    }
     free(run.clusters);
     for (int k = 0; k < run.num_maps; k++) free(run.maps[k].map);
     free(run.maps);

@@ -218,6 +218,7 @@ static void add_wait(Text *t, const Warp *w) {
             add(t, "%s%d: %d", k ? ", " : "", w->cta->tensor->blocks[k][0], w->cta->tensor->blocks[k][1]);
         add(t, "} are taken)");
         break;
+    case WAIT_PAIR: add(t, "its peer CTA to execute the same tcgen05 instruction for the pair"); break;
     case WAIT_REGISTERS:
         add(t, "%lld registers for setmaxnreg.inc; the CTA's pool has %lld free of %lld", (long long)wait->need,
             (long long)w->cta->registers_free, (long long)w->cta->registers_total);

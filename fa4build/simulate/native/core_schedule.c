@@ -23,6 +23,13 @@ static int live_warps(Run *run, Warp **order) {
     return n;
 }
 
+/* Whether a cluster has no live warps: it makes room for another. */
+static bool any_over(const Run *run) {
+    for (int c = 0; c < run->num_clusters; c++)
+        if (cluster_is_over(run->clusters[c])) return true;
+    return false;
+}
+
 static void swap_warps(Warp **order, int a, int b) {
     Warp *w = order[a];
     order[a] = order[b], order[b] = w;
@@ -89,7 +96,7 @@ static int run_rounds(Run *run, Warp **order) {
     for (;;) {
         bool progress, any;
         int n = live_warps(run, order);
-        if (!n) return NEXT;
+        if (!n || any_over(run)) return NEXT;
         progress = false;
         arrange(run, order, n);
         if (one_round(run, order, n, false, &progress)) return FAULTED;

@@ -154,7 +154,7 @@ int load_words(Warp *w, const Ins *i, const uint32_t *address, uint32_t *value) 
 
 /* ---- any CTA of the cluster -------------------------------------------------------------------------------------- */
 
-static int remote_place(Warp *w, uint32_t address, uint32_t size, uint32_t element, uint8_t **place) {
+static int remote_place(Warp *w, const Ins *i, uint32_t address, uint32_t size, bool is_load, uint8_t **place) {
     uint32_t rank = address >> RANK_SHIFT, offset = address & OFFSET_MASK;
     Cluster *cluster = w->cta->cluster;
     if (rank >= (uint32_t)cluster->num_ctas || offset < SHARED_BASE ||
@@ -163,24 +163,35 @@ static int remote_place(Warp *w, uint32_t address, uint32_t size, uint32_t eleme
                      address);
     if (address % size)
         return fault(w, "shared::cluster access of %u bytes at misaligned address 0x%x", size, address);
-    (void)element;
+    Cta *cta = cluster->ctas + rank;
+    if (cta != w->cta && threads_alive(cta) == 0)
+        return fault(w, "shared::cluster access at 0x%x: CTA rank %u has exited, its shared memory is gone", address,
+                     rank);
+    CHECK(w, chk_touches, rank, site_of(w, i));
+    CHECK(w, chk_remote_access, rank, &offset, size, site_of(w, i), !is_load);
+    CHECK(w, chk_order_remote, rank, site_of(w, i));
     *place = cluster->ctas[rank].shared + offset;
     return NEXT;
 }
 
 static int remote(Warp *w, const Ins *i, bool is_load) {
     const int32_t *list = w->run->launch->lists + i->list;
-    EACH_LANE(l, w->mask) {
+    uint32_t mask = w->mask;
+    int status = NEXT;
+    EACH_LANE(l, mask) {
         uint8_t *place;
         uint32_t address = lane32(w, i->o[0], (int)l) + (uint32_t)i->imm[0];
-        if (remote_place(w, address, i->size * i->count, i->size, &place)) return FAULTED;
+        w->mask = 1u << l;
+        status = remote_place(w, i, address, i->size * i->count, is_load, &place);
+        if (status) break;
         for (int k = 0; k < i->count; k++) {
             uint64_t value = is_load ? read_element(place + k * i->size, i->size) : lane_any(w, list[k], (int)l);
             if (is_load) put_element(w, i, list[k], (int)l, value);
             else write_element(place + k * i->size, i->size, value);
         }
     }
-    return NEXT;
+    w->mask = mask;
+    return status;
 }
 RULE(ld_cluster) { return remote(w, i, true); }
 RULE(st_cluster) { return remote(w, i, false); }

@@ -20,6 +20,7 @@ TensorMemory *tensor_memory(Cta *cta) {
     TensorMemory *t = cta->tensor = malloc(sizeof *t);
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < COLUMNS; c++) t->cells[r][c] = POISON;
+    t->paired_op = 0, t->pair_is_complete = false;
     t->num_blocks = t->group = 0, t->last_size = COLUMNS, t->may_allocate = true;
     return t;
 }
@@ -81,11 +82,39 @@ static int check_allocation(Warp *w, const TensorMemory *t, int count) {
     return NEXT;
 }
 
+/* One warp of each CTA of a pair executes an instruction of cta_group::2; the first one waits for the other. */
+static int meet_peer(Warp *w, const Ins *i, TensorMemory *t, int count) {
+    if (i->count == 1) return NEXT;
+    int rank = w->cta->rank ^ 1;
+    if (rank >= num_ctas(w))
+        return fault(w, "%s in a cluster of %d CTA: launch with a cluster of pairs", opcode_text(w, i), num_ctas(w));
+    Cta *other = w->cta->cluster->ctas + rank;
+    TensorMemory *peer = tensor_memory(other);
+    if (t->pair_is_complete) {
+        t->pair_is_complete = false;
+        return NEXT;
+    }
+    if (!peer->paired_op || peer->pair_is_complete) {
+        if (threads_alive(other) == 0)
+            return fault(w, "%s: CTA rank %d, the peer, has exited without it", opcode_text(w, i), rank);
+        t->paired_op = i->op, t->paired_count = count;
+        w->wait = (Wait){.kind = WAIT_PAIR, .mask = w->mask, .ins = i, .again = true};
+        return BLOCKED;
+    }
+    if (peer->paired_op != i->op || peer->paired_count != count)
+        return fault(w, "%s of %d columns while its peer CTA executes another instruction or one of %d columns; the "
+                     "CTAs of a pair do it together", opcode_text(w, i), count, peer->paired_count);
+    peer->paired_op = 0, peer->pair_is_complete = true;
+    return NEXT;
+}
+
 RULE(tc_alloc) {
     uint32_t count, address[LANES];
-    if (require_converged(w, "tcgen05.alloc")) return FAULTED;
+    if (require_whole(w, "tcgen05.alloc")) return FAULTED;
     TensorMemory *t = join_group(w, w->cta, i->count);
     if (!t || uniform32(w, i->o[1], "columns", &count) || check_allocation(w, t, (int)count)) return FAULTED;
+    int met = meet_peer(w, i, t, (int)count);
+    if (met) return met;
     int first = allocate(t, (int)count);
     if (first < 0) {
         w->wait = (Wait){.kind = WAIT_ALLOC, .mask = w->mask, .ins = i, .need = count, .again = true};
@@ -96,6 +125,7 @@ RULE(tc_alloc) {
     w->mask = 1;
     int status = store_words(w, i, address, value);
     w->mask = mask;
+    CHECK(w, chk_warp_barrier); /* every lane of the warp has the address */
     return status;
 }
 
@@ -126,18 +156,22 @@ static int release(Warp *w, TensorMemory *t, uint32_t address, int count) {
 
 RULE(tc_dealloc) {
     uint32_t address, count;
-    if (require_converged(w, "tcgen05.dealloc")) return FAULTED;
+    if (require_whole(w, "tcgen05.dealloc")) return FAULTED;
     TensorMemory *t = join_group(w, w->cta, i->count);
     if (!t || uniform32(w, i->o[0], "address", &address) || uniform32(w, i->o[1], "columns", &count)) return FAULTED;
+    int met = meet_peer(w, i, t, (int)count);
+    if (met) return met;
     if (release(w, t, address, (int)count)) return FAULTED;
     CHECK(w, chk_tmem_freed, address & 0xFFFF, count, site_of(w, i));
     return NEXT;
 }
 
 RULE(tc_relinquish) {
-    if (require_converged(w, "tcgen05.relinquish_alloc_permit")) return FAULTED;
+    if (require_whole(w, "tcgen05.relinquish_alloc_permit")) return FAULTED;
     TensorMemory *t = join_group(w, w->cta, i->count);
     if (!t) return FAULTED;
+    int met = meet_peer(w, i, t, 0);
+    if (met) return met;
     t->may_allocate = false;
     return NEXT;
 }
@@ -204,7 +238,7 @@ static int check_repeat(Warp *w, const Ins *i, int registers) {
 }
 
 static int start_transfer(Warp *w, const Ins *i, int32_t o, bool is_write, uint32_t *lane, uint32_t *column) {
-    if (require_converged(w, is_write ? "tcgen05.st" : "tcgen05.ld")) return FAULTED;
+    if (require_whole(w, is_write ? "tcgen05.st" : "tcgen05.ld")) return FAULTED;
     int registers = i->count * REGISTERS_PER_REPEAT[i->size];
     if (check_repeat(w, i, registers)) return FAULTED;
     bool packed = i->flags & 1;
@@ -270,7 +304,7 @@ RULE(tc_ld_red) {
     uint32_t lane, column;
     Ins plain = *i;
     plain.flags = 0, plain.size = S32X32B;
-    if (require_converged(w, "tcgen05.ld.red")) return FAULTED;
+    if (require_whole(w, "tcgen05.ld.red")) return FAULTED;
     if (check_transfer(w, &plain, i->o[0], i->count, &lane, &column)) return FAULTED;
     CHECK(w, chk_tmem_access, (uint32_t)w->index, lane << 16 | column, i->count, 0, site_of(w, i));
     const int32_t *list = w->run->launch->lists + i->list;
@@ -292,7 +326,7 @@ RULE(tc_ld_red) {
 
 RULE(tc_wait) {
     static const chk_tmem_order ORDERS[] = {CHK_WAIT_LD, CHK_WAIT_ST, CHK_TCGEN05_BEFORE, CHK_TCGEN05_AFTER};
-    if (i->flags < 2 && require_converged(w, opcode_text(w, i))) return FAULTED;
+    if (i->flags < 2 && require_whole(w, opcode_text(w, i))) return FAULTED;
     CHECK(w, chk_tmem_wait, ORDERS[i->flags]);
     return NEXT;
 }
@@ -494,7 +528,10 @@ static void observe_mma(Warp *w, Op *op, const Tile *p) {
                                  .column = (uint32_t)x->column, .count = (uint64_t)x->columns};
         if (p->keeps) reads[n++] = cells[k];
     }
-    observe_issue(w, op, CHK_MMA, NULL, reads, n, cells, (size_t)p->num_blocks);
+    uint32_t shape = (uint32_t)p->m >> 4 | (uint32_t)p->n << 5 | (uint32_t)p->group << 14;
+    uint32_t tag = 1u << 31 | shape | (uint32_t)p->blocks->column << 16 | (uint32_t)(p->blocks->lane != 0) << 26;
+    for (int c = 0; c < p->group; c++) CHECK(w, chk_touches, (uint32_t)p->ctas[c]->rank, op->site);
+    observe_product(w, op, tag, reads, n, cells, (size_t)p->num_blocks);
 }
 
 static int read_tile(Warp *w, const Ins *i, int lane, Tile *p) {
@@ -587,7 +624,8 @@ static void observe_copy(Warp *w, Op *op, const CellCopy *c) {
         cells[k] = (chk_operand){.kind = CHK_TENSOR_BLOCK, .cta = (uint32_t)c->ctas[k]->rank, .lanes = ROWS,
                                  .column = (uint32_t)c->column, .count = (uint64_t)c->source.k / 4};
     }
-    observe_issue(w, op, CHK_MMA, NULL, reads, (size_t)c->group, cells, (size_t)c->group);
+    for (int k = 0; k < c->group; k++) CHECK(w, chk_touches, (uint32_t)c->ctas[k]->rank, op->site);
+    observe_product(w, op, CHK_TAG_COPY, reads, (size_t)c->group, cells, (size_t)c->group);
 }
 
 static int start_copy(Warp *w, const Ins *i, int lane, CellCopy *c) {
@@ -655,8 +693,11 @@ RULE(tc_commit) {
         drop(op);
         return FAULTED;
     }
+    for (int k = 0; k < op->num_barriers; k++) CHECK(w, chk_signals, op->barrier[k]->handle, op->site);
+    CHECK(w, chk_commit, (uint32_t)lane, op->site);
     if (w->run->checks)
-        chk_clock_take(w->cta->cluster->checks, (uint32_t)w->cta->rank, (uint32_t)w->index, CHK_MMA, &op->clock);
+        chk_clock_take(w->cta->cluster->checks, (uint32_t)w->cta->rank, (uint32_t)w->index, w->mask, CHK_MMA,
+                       &op->clock);
     for (int k = 0; k < op->num_barriers; k++) mbarrier_source(op->barrier[k], w, i->line);
     return submit(&w->cta->cluster->engine, op, queue_key(QUEUE_TENSOR, w));
 }

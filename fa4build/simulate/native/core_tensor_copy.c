@@ -351,6 +351,16 @@ static chk_operand global_side(const Box *b, uint64_t **memory) {
     return (chk_operand){.kind = CHK_GLOBAL_UNITS, .unit_bytes = b->unit, .addresses = a, .count = n};
 }
 
+/* The rows of a box inside the tensor, as ranges of global memory. */
+static void observe_rows(Warp *w, const Op *op, const Box *b, chk_touch touch) {
+    if (!(w->run->launch->checks & CHK_RULES_ORDER) || b->empty || !b->buffer) return;
+    uint64_t low = (uint64_t)b->low[0] * b->unit, size = (uint64_t)(b->high[0] - b->low[0]) * b->unit;
+    for (int64_t r = 0; r < num_rows(b); r++) {
+        Row row = row_of(b, r);
+        if (row.inside) CHECK(w, chk_order_copy, op->token, row.address + low, size, touch, op->site);
+    }
+}
+
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
 static void poison_box(const Box *b, uint8_t *shared) {
@@ -369,6 +379,7 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
         return FAULTED;
     }
     mbarrier_source(barrier, w, i->line);
+    touch_both(w, cta, barrier, site_of(w, i));
     if (w->run->checks) {
         uint32_t *granules;
         uint64_t *addresses = NULL;
@@ -376,6 +387,7 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
         chk_operand to = shared_side(cta, b, false, &granules), from = {0};
         if (followed) from = global_side(b, &addresses);
         observe_issue(w, op, CHK_MBARRIER, barrier, &from, followed, &to, 1);
+        observe_rows(w, op, b, CHK_TOUCH_READ);
         free(granules), free(addresses);
     }
     return submit(&cta->cluster->engine, op, 0);
@@ -383,10 +395,14 @@ static int submit_tensor_load(Warp *w, const Ins *i, Cta *cta, Mbarrier *barrier
 
 static int load_to_all(Warp *w, const Ins *i, int lane, const Box *b, uint32_t barrier) {
     uint32_t members = lane32(w, i->o[3], lane) & 0xFFFF;
+    if (members >> num_ctas(w))
+        return fault(w, "multicast mask 0x%x names CTAs outside the cluster of %d", members, num_ctas(w));
     for (int k = 0; k < num_ctas(w); k++) {
         if (!(members >> k & 1)) continue;
         Cta *cta = w->cta->cluster->ctas + k;
-        Mbarrier *m = find_mbarrier(w, (uint32_t)k << RANK_SHIFT | (barrier & OFFSET_MASK));
+        /* With cta_group::2 the signal goes to the destination or its peer, as the given barrier's CTA is odd or even. */
+        uint32_t target = i->flags & 4 ? ((uint32_t)k & ~1u) | (barrier >> RANK_SHIFT & 1) : (uint32_t)k;
+        Mbarrier *m = find_mbarrier(w, target << RANK_SHIFT | (barrier & OFFSET_MASK));
         if (!m || submit_tensor_load(w, i, cta, m, b)) return FAULTED;
     }
     return NEXT;
@@ -404,6 +420,12 @@ RULE(tensor_load) {
     if (i->flags & 2) return load_to_all(w, i, lane, &b, barrier);
     if (cta != w->cta && i->flags & 1)
         return fault(w, "destination of a shared::cta tensor load is in another CTA");
+    if (i->flags & 4 ? (m->cta->rank ^ cta->rank) & ~1 : m->cta != cta)
+        return fault(w,
+                     "tensor load into CTA rank %d signals an mbarrier of CTA rank %d; with .cta_group::%d the barrier "
+                     "must be in %s",
+                     cta->rank, m->cta->rank, i->flags & 4 ? 2 : 1,
+                     i->flags & 4 ? "the destination's CTA or its peer" : "the destination's CTA");
     return submit_tensor_load(w, i, cta, m, &b);
 }
 
@@ -427,6 +449,7 @@ static void observe_out(Warp *w, Op *op, const Box *b) {
     if (followed) sides[1] = global_side(b, &addresses);
     size_t reads = b->reduces && followed ? 2 : 1;
     observe_issue(w, op, CHK_BULK, NULL, sides, reads, sides + 1, followed && !b->reduces);
+    observe_rows(w, op, b, b->reduces ? CHK_TOUCH_SUM : CHK_TOUCH_WRITE);
     free(granules), free(addresses);
 }
 

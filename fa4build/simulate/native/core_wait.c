@@ -37,13 +37,14 @@ bool wait_ready(Warp *w, int *status) {
     case WAIT_REGISTERS: return w->cta->registers_free >= wait->need;
     case WAIT_POLL: return word_changed(w);
     case WAIT_WARPGROUP: return wait->phase != 0;
+    case WAIT_PAIR: return w->cta->tensor->pair_is_complete;
     case WAIT_NONE: break;
     }
     return true;
 }
 
 static int pass_mbarrier(Warp *w, const Wait *wait) {
-    chk_sync sync = {.order = CHK_ACQUIRE, .scope = wait->ins->flags >> 6 & 3};
+    chk_sync sync = strength(w, wait->ins);
     CHECK(w, chk_wait_passed, wait->mbarrier->handle, wait->mbarrier->phase, sync, site_of(w, wait->ins));
     put_predicate(w, wait->ins->o[0], FULL);
     return NEXT;

@@ -16,6 +16,9 @@ int not_converged(Warp *w, const char *what) {
 }
 
 int check_members(Warp *w, uint32_t members, const char *what) {
+    if (w->mask & ~members)
+        return fault(w, "%s with member mask 0x%08x is executed by lanes %s of warp %d, which are not among its members: "
+                     "undefined", what, members, lane_ranges(w->mask & ~members), w->index);
     if (!(members & ~w->mask & ~w->exited)) return NEXT;
     return fault(w,
                  "%s with member mask 0x%08x is executed by lanes %s of warp %d only; the hardware waits "
@@ -40,13 +43,20 @@ int uniform32(Warp *w, int32_t o, const char *what, uint32_t *value) {
     return fault(w, "%s must be the same in all lanes; it takes %d values", what, distinct32(w, o, w->mask));
 }
 
-static uint32_t members_of(const Warp *w, int32_t o) { return lane32(w, o, first_lane(w->mask)); }
+/* The member mask, which all that execute the instruction must give alike. */
+static int take_members(Warp *w, int32_t o, const char *what, uint32_t *members) {
+    return same32(w, o, w->mask, members) ? check_members(w, *members, what)
+                                          : fault(w, "%s: lanes %s of warp %d give different member masks", what,
+                                                  lane_ranges(w->mask), w->index);
+}
 
 RULE(elect) {
-    uint32_t members = members_of(w, i->o[2]);
-    if (check_members(w, members, "elect.sync")) return FAULTED;
+    uint32_t members;
+    if (take_members(w, i->o[2], "elect.sync", &members)) return FAULTED;
     if (!members) return fault(w, "elect.sync with an empty member mask");
-    uint32_t leader = (uint32_t)first_lane(members);
+    /* The manual leaves open which one, but it is the same each time. */
+    uint32_t later = members & FULL << (w->run->launch->order.elected & 31);
+    uint32_t leader = (uint32_t)first_lane(later ? later : members);
     put32(w, D, (u32x)(leader));
     put_predicate(w, i->o[1], 1u << leader);
     return NEXT;
@@ -70,8 +80,8 @@ static const char *const SHUFFLE[] = {"shfl.sync.up", "shfl.sync.down", "shfl.sy
 
 RULE(shfl) {
     int mode = i->flags & 3;
-    if (w->mask != FULL && check_members(w, members_of(w, i->o[5]), SHUFFLE[mode])) return FAULTED;
-    CHECK(w, chk_warp_barrier);
+    uint32_t members;
+    if (take_members(w, i->o[5], SHUFFLE[mode], &members)) return FAULTED;
     const uint32_t *a = at(w, i->o[2]), *b = at(w, i->o[3]), *c = at(w, i->o[4]);
     u32x r = (u32x)(0);
     uint32_t inside = 0;
@@ -86,8 +96,8 @@ RULE(shfl) {
 }
 
 RULE(vote) {
-    if (check_members(w, members_of(w, i->o[2]), "vote.sync")) return FAULTED;
-    CHECK(w, chk_warp_barrier);
+    uint32_t members;
+    if (take_members(w, i->o[2], "vote.sync", &members)) return FAULTED;
     uint32_t p = predicate(w, i->o[1]) & w->mask;
     bool some = p != 0, every = p == w->mask;
     if (i->flags == 0) put32(w, D, (u32x)(p));
@@ -113,7 +123,8 @@ static uint32_t reduced(uint32_t a, uint32_t b, int operation, bool is_signed) {
 }
 
 RULE(redux) {
-    if (check_members(w, members_of(w, i->o[2]), "redux.sync")) return FAULTED;
+    uint32_t members;
+    if (take_members(w, i->o[2], "redux.sync", &members)) return FAULTED;
     uint32_t total = 0;
     bool first = true;
     EACH_LANE(l, w->mask) {
@@ -126,7 +137,8 @@ RULE(redux) {
 }
 
 RULE(bar_warp) {
-    if (check_members(w, members_of(w, D), "bar.warp.sync")) return FAULTED;
+    uint32_t members;
+    if (take_members(w, D, "bar.warp.sync", &members)) return FAULTED;
     CHECK(w, chk_warp_barrier);
     return NEXT;
 }

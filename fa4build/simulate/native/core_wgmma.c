@@ -273,5 +273,5 @@ RULE(wgmma_wait) {
     if (require_converged(w, opcode_text(w, i))) return FAULTED;
     int n;
     Op **ops = take_groups(&w->products, w->product_groups, i->imm[0], &n);
-    return wait_for_ops(w, i, ops, n, false, 3);
+    return wait_for_ops(w, i, ops, NULL, n, false, 3);
 }

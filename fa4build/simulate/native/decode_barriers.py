@@ -8,6 +8,7 @@ from fa4build.simulate.native.coder import NONE, decodes, elements
 from fa4build.simulate.native.decode_memory import ORDERS, SCOPES
 from fa4build.simulate.ptx.instructions import Address, Imm, Sink, Vector
 
+UNSAID = 256  # no scope is written
 _SCOPE = r"(?:\.(release|relaxed)\.(cta|cluster))?"
 
 
@@ -29,6 +30,7 @@ def _arrive(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], 32)
     amount = c.src(ins.operands[2], "u32") if len(ins.operands) > 2 else NONE
     flags = (match[1] is not None) | ORDERS[match[2] or "release"] << 4 | SCOPES[match[3] or "cta"] << 6
+    flags |= UNSAID * (match[3] is None)
     c.emit("mbar_arrive", d, base, amount, imm=offset, flags=flags)
 
 
@@ -38,10 +40,14 @@ def _expect(c, ins, match) -> None:
     c.emit("mbar_expect", base, c.src(ins.operands[1], "u32"), imm=offset, flags=match[1] == "complete_tx")
 
 
-@decodes(r"mbarrier\.(try_wait|test_wait)\.parity(\.acquire\.(cta|cluster))?\.(?:shared|shared::cta)\.b64", "mbar_wait")
+@decodes(
+    r"mbarrier\.(try_wait|test_wait)\.parity(?:\.(acquire|relaxed)\.(cta|cluster))?\.(?:shared|shared::cta)\.b64",
+    "mbar_wait",
+)
 def _try_wait(c, ins, match) -> None:
     base, offset = c.address(ins.operands[1], 32)
-    flags = (len(ins.operands) == 4) | SCOPES[match[3] or "cta"] << 6
+    flags = (len(ins.operands) == 4) | ORDERS[match[2] or "acquire"] << 4 | SCOPES[match[3] or "cta"] << 6
+    flags |= UNSAID * (match[3] is None)
     c.emit("mbar_wait", c.dst(ins.operands[0], "p"), base, c.src(ins.operands[2], "u32"), imm=offset, flags=flags)
 
 
@@ -55,12 +61,12 @@ def _named(c, ins, match) -> None:
 
 @decodes(r"barrier\.cluster\.arrive(\.release|\.relaxed)?(\.aligned)?", "cluster_arrive")
 def _cluster_arrive(c, ins, match) -> None:
-    c.emit("cluster_arrive", flags=match[1] == ".relaxed")
+    c.emit("cluster_arrive", flags=(match[1] == ".relaxed") | (match[2] is not None) << 1)
 
 
 @decodes(r"barrier\.cluster\.wait(?:\.acquire)?(\.aligned)?", "cluster_wait")
 def _cluster_wait(c, ins, match) -> None:
-    c.emit("cluster_wait")
+    c.emit("cluster_wait", flags=(match[1] is not None) << 1)
 
 
 # --- wgmma --------------------------------------------------------------------------------------------------------

@@ -31,15 +31,23 @@ def _load(c, ins, match) -> None:
     c.emit(f"ld_{match[1]}", base, imm=offset, size=size, count=len(places), flags=flags, entries=places)
 
 
-@decodes(
-    rf"st(?:\.relaxed\.(?:cta|cluster|gpu|sys))?\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}",
-    r"st_\1",
-)
+_STRONG = r"(?:\.(relaxed|release|volatile)(?:\.(cta|cluster|gpu|sys))?)?"
+
+
+@decodes(rf"st{_STRONG}\.(shared|global|local)(?:::cta)?{_CACHE}(?:\.v([248]))?\.{_TYPE}", r"st_\3")
 def _store(c, ins, match) -> None:
-    base, offset = c.address(ins.operands[0], _bits_of_space(match[1]))
-    size = int(match[3][1:]) // 8
+    """Flags of a strong store: 1, order << 1, scope << 4."""
+    order, scope, space, kind = match[1], match[2], match[3], match[5]
+    if order == "release" and space != "global":
+        raise ValueError(f"{ins.opcode} is not modelled; a release of the global space is")
+    base, offset = c.address(ins.operands[0], _bits_of_space(space))
+    size = int(kind[1:]) // 8
     places = _sources(c, ins.operands[1], size)
-    c.emit(f"st_{match[1]}", base, imm=offset, size=size, count=len(places), entries=places)
+    flags = 0
+    if order and space == "global":
+        scope = "sys" if order == "volatile" else scope or "gpu"
+        flags = 1 | (2 if order == "release" else 0) << 1 | SCOPES[scope] << 4
+    c.emit(f"st_{space}", base, imm=offset, size=size, count=len(places), flags=flags, entries=places)
 
 
 @decodes(rf"(ld|st)\.shared::cluster(?:\.v([24]))?\.{_TYPE}", r"\1_cluster")
@@ -234,14 +242,14 @@ def _tensor(c, tensor, shared) -> tuple[int, tuple[int, int], list[int]]:
 
 @decodes(
     rf"cp\.async\.bulk\.tensor{_TILE}\.shared::(cta|cluster)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
-    rf"(\.multicast::cluster)?(?:\.cta_group::[12])?{_HINT}(?:\.cta_group::([12]))?",
+    rf"(\.multicast::cluster)?(?:\.cta_group::([12]))?{_HINT}(?:\.cta_group::([12]))?",
     "tensor_load",
 )
 def _tensor_load(c, ins, match) -> None:
     tensor, shared, coordinates = _tensor(c, ins.operands[1], ins.operands[0])
     bar = c.address(ins.operands[2], 32)
     members = c.src(ins.operands[3], "u16") if match[3] else NONE
-    flags = (match[2] == "cta") | (match[3] is not None) << 1
+    flags = (match[2] == "cta") | (match[3] is not None) << 1 | ("2" in (match[4], match[5])) << 2
     c.emit("tensor_load", tensor, shared[0], bar[0], members, imm=shared[1], imm2=bar[1], count=int(match[1]),
            flags=flags, entries=coordinates)  # fmt: skip
 

@@ -35,7 +35,7 @@ def tell_found(
         budgets=details.budgets,
         register=lambda index: program.function.register_names[index],
     )
-    tell(findings, records_at(place.value or 0, count), machine, lost.value)
+    tell(findings, records_at(place.value or 0, count), machine, lost.value, notes_are_errors=True)
 
 
 def name_of(launch: SimLaunch, offset: int) -> str:

@@ -38,6 +38,7 @@ class Order:
         miss_percent: chance that a barrier test without a time limit fails although the phase is over.
         starved: bit w: warp w of each CTA runs only when no other can.
         reversed_clusters: of the clusters that are in flight at once the last starts first.
+        elected: elect.sync takes the first member from this lane on, cyclic; any choice is right that is always the same.
         role: the warps of this role are starved too, counted round (roles.py); -1: of none. The engine does not see it.
     """
 
@@ -50,6 +51,7 @@ class Order:
     miss_percent: int = 0
     starved: int = 0
     reversed_clusters: bool = False
+    elected: int = 0
     role: int = -1
 
 
@@ -58,11 +60,13 @@ _SOON = {"deferred": True, "pick": OLDEST, "behind_run": EVERY}
 
 ORDERS = {
     "eager": Order(),
-    "late": Order(deferred=True, warps=BACKWARD),
-    "copies in order": Order(deferred=True, pick=OLDEST, behind_run=1),
-    "copies against order": Order(deferred=True, pick=NEWEST, behind_run=1),
-    "clusters reversed": Order(reversed_clusters=True, **_SOON),
-    "random": Order(deferred=True, pick=ANY, warps=SHUFFLED, longest_run=299, drift_percent=40, miss_percent=30),
+    "late": Order(deferred=True, warps=BACKWARD, elected=31),
+    "copies in order": Order(deferred=True, pick=OLDEST, behind_run=1, elected=7),
+    "copies against order": Order(deferred=True, pick=NEWEST, behind_run=1, elected=5),
+    "clusters reversed": Order(reversed_clusters=True, elected=22, **_SOON),
+    "random": Order(
+        deferred=True, pick=ANY, warps=SHUFFLED, longest_run=299, drift_percent=40, miss_percent=30, elected=13
+    ),
 }
 """By name; "role n starved" is one too. Eager, late and random are the Python engine's."""
 

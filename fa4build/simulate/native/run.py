@@ -20,12 +20,23 @@ from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.orders import FIELDS, ORDERS, Order, order_named
 from fa4build.simulate.native.program import Program, program_for
 from fa4build.simulate.native.roles import mask_of
+from fa4build.simulate.native.room import clusters_in_flight
 from fa4build.simulate.native.tables import table
 
 _POINTER = ctypes.c_void_p
 _ONE_AT_A_TIME = threading.Lock()  # the engine keeps scratch memory of its own
 MAX_CTAS = 16  # of a cluster; core.h
 RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
+RULES = 0x100 | 1 | 2 | 4 | 32  # CHECKS_ON and CHK_RULES_LANES, _SCOPES, _SPACES, _ORDER of checks.h
+RULES_SUMS, RULES_PARENT = 64, 128
+ASSUMPTIONS = {"tcgen05-issue-order": 8, "mbarrier-default-scope": 16}
+"""What is taken for granted beyond the PTX manual (docs/what-is-proven.md); the values are CHK_RULES_* to look at it.
+
+tcgen05-issue-order: products of one thread read and write tensor memory in the order in which they were issued, also
+where their accumulators or shapes differ.
+mbarrier-default-scope: an mbarrier instruction that names no scope releases and acquires for the whole cluster. The
+manual's default is the CTA.
+"""
 _MAP_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8))
 
 
@@ -132,15 +143,20 @@ def run_launch(
     seed: int = 0,
     contract: bool = True,
     concurrent_clusters: int = 1,
+    without: tuple[str, ...] = (),
 ) -> RunReport:
     """Executes a kernel. Arguments, errors and results as `simulate.launch.run_launch`.
 
-    Args: schedule: also a name that `orders.order_named` knows, or an `Order`.
+    Args:
+        schedule: also a name that `orders.order_named` knows, or an `Order`.
+        without: names of `ASSUMPTIONS` that are not made.
     Raises: SimulationError.
     """
     order = schedule if isinstance(schedule, Order) else order_named(schedule)
     if order is None:
         raise SimulationError(f"schedule {schedule!r} is unknown; allowed: {', '.join(ORDERS)}, role n starved")
+    if unknown := sorted(set(without) - set(ASSUMPTIONS)):
+        raise SimulationError(f"assumption {unknown[0]!r} is unknown; allowed: {', '.join(ASSUMPTIONS)}")
     program = program_for(ptx, launch.kernel, contract=contract)
     _validate(launch, program.function)
     if (ctas := launch.cluster[0] * launch.cluster[1] * launch.cluster[2]) > MAX_CTAS:
@@ -151,9 +167,24 @@ def run_launch(
     findings = Findings(launch.kernel, program.function.instructions, allowed)
     if checks:
         _report_undefined(program, findings)
-    job = _Job(program, launch, memory, checks=checks, order=order, seed=seed, clusters=concurrent_clusters)
+    rules = _rules(launch) | sum(ASSUMPTIONS[name] for name in set(without)) if checks else 0
+    clusters = max(concurrent_clusters, _room(launch))
+    job = _Job(program, launch, memory, checks=rules, order=order, seed=seed, clusters=clusters)
     job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
     return job.run(findings)
+
+
+def _room(launch: SimLaunch) -> int:
+    """Clusters that the launch's multiprocessors have room for."""
+    if not launch.multiprocessors:
+        return 1
+    facts = {"smem": launch.smem, "registers": launch.registers or 0, "multiprocessors": launch.multiprocessors}
+    return clusters_in_flight(launch.block, launch.cluster, **facts)
+
+
+def _rules(launch: SimLaunch) -> int:
+    """CHK_RULES_* that a launch is held to."""
+    return RULES | (0 if launch.free_sums else RULES_SUMS) | (RULES_PARENT if launch.dependent else 0)
 
 
 @lru_cache(maxsize=8)
@@ -215,7 +246,7 @@ class _Job:
             order=_Order(*(getattr(order, name) for name in FIELDS)),
             seed=seed & (1 << 64) - 1,
             concurrent_clusters=concurrent_or_one(clusters),
-            checks=int(checks),
+            checks=checks,
             instruction_limit=INSTRUCTION_LIMIT,
         )
 

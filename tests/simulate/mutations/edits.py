@@ -23,6 +23,17 @@ def substitute(pattern: str, replacement: str, which: int = 0) -> Edit:
     return edit
 
 
+def substitute_all(pattern: str, replacement: str) -> Edit:
+    """Replace every match, of which there is one at least."""
+
+    def edit(ptx: str) -> str:
+        changed, count = re.subn(pattern, replacement, ptx, flags=re.MULTILINE)
+        assert count, pattern
+        return changed
+
+    return edit
+
+
 NOTHING = "{ .reg .b32 none; mov.b32 none, 0; }"
 """In place of a statement, so that no branch is left around nothing."""
 

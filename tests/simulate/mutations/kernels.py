@@ -1,8 +1,8 @@
 """The kernels that faults are planted in: what the compiler made of our forwards, kept.
 
 Kept and not compiled on the spot, so that an edit finds its place and a diagnosis stays the same while the kernels are
-worked on. `python -m tests.simulate.mutations.kernels CACHE_DIR` keeps what is in a cache instead; the places in
-`faults` and `faults_sm100` may have to follow.
+worked on. `python -m tests.simulate.mutations.kernels CACHE_DIR [NAME ..]` keeps what is in a cache instead; the places
+in `faults` and its siblings may have to follow.
 """
 
 import json
@@ -20,6 +20,15 @@ from fa4build.verify.simulated import Request, prove_case
 
 HERE = Path(__file__).parent / "kept"
 NAMES = ("fwd-sm90a-bf16-hd64-full", "fwd-sm100a-bf16-hd128-full")
+CLUSTERS = (
+    *("bwd-sm90a-bf16-hd128-full-deterministic", "bwd-sm100a-bf16-hd128-full-deterministic"),
+    *(
+        "bwd-sm100a-bf16-hd128-full-2cta-deterministic",
+        "fwd-sm100a-bf16-hd128-full-2cta",
+        "fwd_combine-sm90a-bf16-hd64",
+    ),
+)
+"""Whose clusters wait for each other, whose CTAs share products, which starts before the kernel in front has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +56,13 @@ def kept(name: str) -> Kernel:
     return Kernel(name=name, ptx=document["ptx"], plan=plan, registers=document["registers"])
 
 
-def keep(cache_dir: Path) -> None:
-    """Keep what a cache holds for NAMES, as compiled now."""
+def keep(cache_dir: Path, names: tuple[str, ...]) -> None:
+    """Keep what a cache holds for names, as compiled now."""
     from fa4build.pipeline import find_cached, require_cached
     from fa4build.store.cache import Cache
 
     cache = Cache(cache_dir)
-    for entry in require_cached(find_cached(map(parse_variant, NAMES), cache)):
+    for entry in require_cached(find_cached(map(parse_variant, names), cache)):
         texts = {name: cache.read(entry, name).decode() for name in ("ptx", "plan")}
         document = json.dumps({**texts, "registers": entry.facts["registers"]}, sort_keys=True)
         data = lzma.compress(document.encode(), preset=9 | lzma.PRESET_EXTREME)
@@ -61,4 +70,4 @@ def keep(cache_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]))
+    keep(Path(sys.argv[1]), tuple(sys.argv[2:]) or (*NAMES, *CLUSTERS))

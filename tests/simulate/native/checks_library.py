@@ -13,6 +13,7 @@ from fa4build.shipping.launcher_build import _compiler
 from fa4build.simulate.native.check_texts import RECORD, records_at
 
 ROOM = Path(__file__).resolve().parents[3] / "fa4build" / "simulate" / "native"
+LANES, SCOPES, SPACES = 1, 2, 4  # CHK_RULES_*
 OK, BAD_INPUT, NO_MEMORY, TOO_MANY_COMPONENTS = range(4)
 IS_MOVE, IS_GUARDED = 1, 2
 _FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
@@ -62,14 +63,15 @@ def library() -> ctypes.CDLL:
 
 
 class Launch:
-    """A chk_launch. `buffers`: (base, bytes, words or None) of each; the words are written to."""
+    """A chk_launch. `buffers`: (base, bytes, words or None) of each; the words are written to. `rules`: CHK_RULES_*."""
 
-    def __init__(self, buffers: Sequence[tuple[int, int, np.ndarray | None]] = (), max_bytes: int = 0):
+    def __init__(self, buffers: Sequence[tuple[int, int, np.ndarray | None]] = (), max_bytes: int = 0, rules: int = 0):
         rows = [Buffer(b, size, None if w is None else w.ctypes.data) for b, size, w in buffers]
         array = (Buffer * max(len(rows), 1))(*rows)
         self._keep = [w for _, _, w in buffers]
         self.handle = library().chk_launch_create(array, ctypes.c_size_t(len(rows)), ctypes.c_size_t(max_bytes))
         assert self.handle, "chk_launch_create had no memory"
+        library().chk_launch_rules(ctypes.c_void_p(self.handle), ctypes.c_uint32(rules))
 
     def __enter__(self) -> "Launch":
         return self

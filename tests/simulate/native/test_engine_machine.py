@@ -183,7 +183,8 @@ TICKETS = f"atom.global.add.u32 %r9, [%rd2], 1; {result(0, '%r9')}"
 
 
 def test_orders_are_data_and_change_who_comes_first(monkeypatch):
-    """Warps forward and backward, one starved, clusters in reverse: tickets of an atomic show the order."""
+    """Warps forward and backward, one starved, clusters in reverse: tickets of an atomic show the order. Clusters start
+    in the order of the grid, so only those that are in flight together can run in reverse."""
 
     def firsts(order: Order, **options) -> list[int]:
         outcome = run_in(
@@ -194,7 +195,9 @@ def test_orders_are_data_and_change_who_comes_first(monkeypatch):
     assert firsts(Order(), threads=96) == [0, 32, 64]
     assert firsts(Order(warps=BACKWARD), threads=96) == [64, 32, 0]
     assert firsts(starving(range(1)), threads=96) == [64, 0, 32]
-    assert firsts(Order(reversed_clusters=True), grid=3) == [64, 32, 0]
+    assert firsts(Order(reversed_clusters=True), grid=3) == [0, 32, 64]
+    assert firsts(Order(reversed_clusters=True), grid=3, concurrent_clusters=3) == [64, 32, 0]
+    assert firsts(Order(reversed_clusters=True), grid=3, concurrent_clusters=2) == [32, 0, 64]
 
 
 @pytest.mark.parametrize("name", ORDERS)
