@@ -1,4 +1,6 @@
 /* Vector clocks of one cluster: the twin of clocks.py. */
+#include <stdlib.h>
+
 #include "checks_state.h"
 
 /* ---- components -------------------------------------------------------------------------------------------------- */
@@ -8,12 +10,15 @@ static int16_t *place_of(chk_cluster *cluster, chk_component_kind kind, uint32_t
     return &cluster->slot_component[kind][a];
 }
 
+static void clear_column(chk_cluster *cluster, int32_t component);
+
 static int32_t new_component(chk_cluster *cluster, int16_t *place, chk_component_key key) {
     if (cluster->num_components == CHK_COMPONENTS) {
         cluster->failed = CHK_TOO_MANY_COMPONENTS;
         return -1;
     }
     cluster->keys[cluster->num_components] = key;
+    clear_column(cluster, cluster->num_components);
     *place = (int16_t)++cluster->num_components;
     return *place - 1;
 }
@@ -112,13 +117,30 @@ void chk_clock_tick(chk_cluster *cluster, uint32_t slot) {
     for (int32_t row = (int32_t)(slot); row >= 0; row = (cluster)->row_next[row])
 #define SPARE_ROWS 64
 
+/* Memory for rows, not set to anything: of a row in use there is a count for each component there is. */
+static void *take_rows(chk_launch *launch, size_t counts) {
+    size_t bytes = counts * sizeof(int32_t);
+    if (launch->max_bytes && bytes > launch->max_bytes - launch->used_bytes) return NULL;
+    void *rows = malloc(bytes);
+    if (rows) launch->used_bytes += bytes;
+    return rows;
+}
+
+/* A component is new to every row. */
+static void clear_column(chk_cluster *cluster, int32_t component) {
+    int32_t *rows[] = {cluster->g, cluster->p, cluster->x, cluster->e, cluster->t};
+    for (uint32_t row = 0; row < cluster->num_rows; row++)
+        if (row < cluster->num_slots || cluster->row_lanes[row])
+            for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) chk_row(rows[i], row)[component] = 0;
+}
+
 int chk_rows_create(chk_cluster *cluster) {
     chk_launch *launch = cluster->launch;
     cluster->num_rows = 2 * cluster->num_slots + SPARE_ROWS;
     size_t counts = (size_t)cluster->num_rows * CHK_COMPONENTS;
     int32_t **rows[] = {&cluster->g, &cluster->p, &cluster->x, &cluster->e, &cluster->t};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (!(*rows[i] = chk_take(launch, counts, sizeof(int32_t)))) return 0;
+        if (!(*rows[i] = take_rows(launch, counts))) return 0;
     cluster->row_lanes = chk_take(launch, cluster->num_rows, sizeof(uint32_t));
     cluster->row_next = chk_take(launch, cluster->num_rows, sizeof(int32_t));
     cluster->present = chk_take(launch, cluster->num_slots, sizeof(uint32_t));
@@ -181,7 +203,7 @@ static uint32_t free_row(chk_cluster *cluster) {
 static void copy_row(const chk_cluster *cluster, uint32_t to, uint32_t from) {
     int32_t *rows[] = {cluster->g, cluster->p, cluster->x, cluster->e, cluster->t};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        memcpy(chk_row(rows[i], to), chk_row(rows[i], from), CHK_COMPONENTS * sizeof(int32_t));
+        memcpy(chk_row(rows[i], to), chk_row(rows[i], from), (size_t)cluster->num_components * sizeof(int32_t));
 }
 
 /* Lanes of a strand that are in the mask become one of their own. 0 when there is no room. */

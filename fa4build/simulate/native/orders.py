@@ -24,7 +24,7 @@ class Order:
         miss_percent: chance that a barrier test without a time limit fails although the phase is over.
         starved: bit w: warp w of each CTA runs only when no other can.
         reversed_clusters: the last cluster of the grid starts first.
-        elected: elect.sync takes the first member from this lane on, cyclic; any choice is right that is always the same.
+        elected: elect.sync takes the first member from this lane on, cyclic; any choice is right if always the same.
     """
 
     deferred: bool = False
