@@ -68,6 +68,7 @@ enum {
     CHK_RULES_SCOPES = 2,       /* relaxed, scopes, and what makes an mbarrier or a CTA known to others: R5, R13 */
     CHK_RULES_SPACES = 4,       /* state spaces of proxy fences */
     CHK_RULES_TENSOR_ORDER = 8, /* products of a thread are ordered only as the manual says: R7-order */
+    CHK_RULES_SHUFFLE_READS = 32, /* shuffles and votes do not end the reads of shared memory before them */
     CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
 };
 CHK_API void chk_launch_rules(chk_launch *launch, uint32_t rules);
@@ -244,6 +245,9 @@ chk_status chk_fence(chk_cluster *cluster, const chk_gang *gang, chk_fence_kind 
 /* The lanes of a warp meet: bar.warp.sync. Named barriers do it themselves; shfl, vote, elect and the like order no
  * memory. */
 chk_status chk_warp_barrier(chk_cluster *cluster, const chk_gang *gang);
+
+/* All lanes of a warp meet in shfl.sync or vote.sync: an assumption is that their reads of shared memory are over. */
+chk_status chk_warp_shuffle(chk_cluster *cluster, const chk_gang *gang);
 
 /* atom and red on global words (before the operation); ld.acquire, ld.relaxed and ld.volatile (after the load).
  * Repeated addresses count once; the order of the different ones is the caller's. Atomics on shared memory are not

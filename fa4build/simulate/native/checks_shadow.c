@@ -192,11 +192,22 @@ int chk_write_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell
     return chk_is_late(view, at->writer - 1, at->written, lanes, at->write_mask & bits);
 }
 
+/* Whether the lanes of a warp have met in a shuffle behind a read, and the view knows. */
+static int is_read_over(const chk_view *view, int32_t component, int32_t count) {
+    if (view->slot < 0 || view->cluster->keys[component].kind != CHK_WARP) return 0;
+    uint32_t slot = (uint32_t)view->cluster->keys[component].a;
+    if ((int32_t)slot == view->slot) return view->cluster->read_until[slot] >= count;
+    int32_t known = view->cluster->read_component[slot] - 1;
+    return known >= 0 && view->clock[known] >= count;
+}
+
 static int is_read_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t column,
                         uint32_t bits) {
     const chk_read *read = &shadow->reads[column][cell];
     const chk_lanes *lanes = chk_lanes_at(shadow->read_lanes[column], cell);
-    return (read->bits & bits) && chk_is_late(view, shadow->reader_of[column], read->count, lanes, read->bits & bits);
+    int32_t component = shadow->reader_of[column];
+    return (read->bits & bits) && chk_is_late(view, component, read->count, lanes, read->bits & bits) &&
+           !is_read_over(view, component, read->count);
 }
 
 int chk_reads_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits) {

@@ -166,6 +166,8 @@ struct chk_cluster {
     int16_t *lane_component; /* [slot * 32 + lane]: component + 1 */
     uint8_t *has_lanes;      /* of a slot: some lane has a component */
     int32_t *seen[3];        /* [CHK_SEEN_*][slot]: what each lane has waited for of its own */
+    int32_t *read_until;     /* of a slot: how far its lanes' reads were over when they met in a shuffle */
+    int16_t *read_component; /* of a slot: component + 1 by which others know of that */
     uint32_t *copying;       /* of a slot: lanes that issued cp.async since the lanes met */
     int8_t *tensor_lane;     /* of a slot: the lane that issued its newest tcgen05.mma or cp, + 1 */
     int32_t *space_fence;    /* of a slot: its newest proxy fence that holds for the whole cluster's memory */
