@@ -42,7 +42,10 @@ NATIVE_RUNS = (
     Run(schedule="next role starved", padded=False, num_sms=132, checks=True, by_warp=True),
     RUNS[2],
 )
-"""Of the native engine, which has at least as many clusters in flight as the multiprocessors have room for. The roles starved are two of the kernel's, in turn from case to case."""
+"""Of the native engine, which has at least as many clusters in flight as the multiprocessors have room for.
+
+The roles starved are two of the kernel's, in turn from case to case.
+"""
 
 _TURNS = ("role starved", "next role starved")
 

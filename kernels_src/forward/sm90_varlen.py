@@ -506,6 +506,7 @@ class ForwardSm90Packed(ForwardSm90):
                 if const_expr(self.split):
                     if tile.is_valid == 1:
                         self._write_no_keys(work, lse, tile, problem)
+            arch.sync_warp()  # every lane has read the notice, and its rows of the output
             release(queries, q_at)
             q_at = q_at.next(self.q_stages)
         if const_expr(self.ping_pong):

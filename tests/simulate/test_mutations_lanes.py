@@ -1,8 +1,8 @@
 """Contract of the native engine as a judge of what lanes, scopes, state spaces and CTA pairs may do.
 
 Faults planted in kernels as the compiler made them once (tests/simulate/mutations/faults_lanes.py, faults_scopes.py)
-are caught as what they are; the kernels as they are have nothing to report. What holds only by a named assumption is told
-when the assumption is not made.
+are caught as what they are; the kernels as they are have nothing to report. What holds only by a named assumption is
+told when the assumption is not made.
 """
 
 import functools

@@ -71,6 +71,7 @@ enum {
     CHK_RULES_ORDER = 32,       /* order of global memory between warps of all clusters; CTAs that others touch: R1 to R4, R12 */
     CHK_RULES_SUMS = 64,        /* floats are added to one address in an order that the program fixes: R16 */
     CHK_RULES_PARENT = 128,     /* launched as a programmatic dependent: R17 */
+    CHK_RULES_SHUFFLE_READS = 512, /* shuffles and votes do not end the reads of shared memory before them */
     CHK_RULES_DEFAULT_SCOPE = 16, /* of the machine: an mbarrier instruction that names no scope has the CTA's */
 };
 CHK_API void chk_launch_rules(chk_launch *launch, uint32_t rules);
@@ -247,6 +248,9 @@ chk_status chk_fence(chk_cluster *cluster, const chk_gang *gang, chk_fence_kind 
 /* The lanes of a warp meet: bar.warp.sync. Named barriers do it themselves; shfl, vote, elect and the like order no
  * memory. */
 chk_status chk_warp_barrier(chk_cluster *cluster, const chk_gang *gang);
+
+/* All lanes of a warp meet in shfl.sync or vote.sync: an assumption is that their reads of shared memory are over. */
+chk_status chk_warp_shuffle(chk_cluster *cluster, const chk_gang *gang);
 
 /* atom and red on global words (before the operation); ld.acquire, ld.relaxed and ld.volatile (after the load).
  * Repeated addresses count once; the order of the different ones is the caller's. Atomics on shared memory are not

@@ -117,14 +117,18 @@ static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, c
     return CHK_OK;
 }
 
-static void record_writes(chk_shadow *shadow, const chk_operand *operand, const issue *how, int by_async) {
+static chk_status record_writes(chk_launch *launch, chk_shadow *shadow, const chk_operand *operand, const issue *how,
+                                int by_async) {
     for (uint64_t i = 0; i < operand->count; i++) {
         uint32_t at = cell_at(operand, i);
         chk_cell *cell = &shadow->cells[at];
-        if (shadow->write_lanes && how->owners) shadow->write_lanes[at] = how->owners[i];
+        if (shadow->write_lanes && how->owners &&
+            !chk_note_write_lanes(launch, shadow, at, how->token.component, INT32_MAX, how->owners[i]))
+            return CHK_NO_MEMORY;
         chk_note_write(cell, CHK_FULL, how->token.component, how->token.count, how->site, by_async);
         if (cell->read_mask) chk_forget_reads(shadow, at);
     }
+    return CHK_OK;
 }
 
 static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, const chk_operand *operand, issue *how,
@@ -140,8 +144,7 @@ static chk_status shared_operand(chk_cluster *cluster, const chk_gang *gang, con
         report_async(cluster, gang, shadow, &found, how, is_write);
     }
     if (!is_write) return record_reads(cluster, shadow, operand, how);
-    record_writes(shadow, operand, how, asks_proxy);
-    return CHK_OK;
+    return record_writes(cluster->launch, shadow, operand, how, asks_proxy);
 }
 
 /* ---- asynchronous operations ------------------------------------------------------------------------------------- */

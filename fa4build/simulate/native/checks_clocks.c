@@ -1,4 +1,6 @@
 /* Vector clocks of one cluster: the twin of clocks.py. */
+#include <stdlib.h>
+
 #include "checks_order.h"
 #include "checks_state.h"
 
@@ -9,12 +11,15 @@ static int16_t *place_of(chk_cluster *cluster, chk_component_kind kind, uint32_t
     return &cluster->slot_component[kind][a];
 }
 
+static void clear_column(chk_cluster *cluster, int32_t component);
+
 static int32_t new_component(chk_cluster *cluster, int16_t *place, chk_component_key key) {
     if (cluster->num_components == CHK_COMPONENTS) {
         cluster->failed = CHK_TOO_MANY_COMPONENTS;
         return -1;
     }
     cluster->keys[cluster->num_components] = key;
+    clear_column(cluster, cluster->num_components);
     *place = (int16_t)++cluster->num_components;
     return *place - 1;
 }
@@ -113,18 +118,37 @@ void chk_clock_tick(chk_cluster *cluster, uint32_t slot) {
     for (int32_t row = (int32_t)(slot); row >= 0; row = (cluster)->row_next[row])
 #define SPARE_ROWS 64
 
+/* Memory for rows, not set to anything: of a row in use there is a count for each component there is. */
+static void *take_rows(chk_launch *launch, size_t counts) {
+    size_t bytes = counts * sizeof(int32_t);
+    if (launch->max_bytes && bytes > launch->max_bytes - launch->used_bytes) return NULL;
+    void *rows = malloc(bytes);
+    if (rows) launch->used_bytes += bytes;
+    return rows;
+}
+
+/* A component is new to every row. */
+static void clear_column(chk_cluster *cluster, int32_t component) {
+    int32_t *rows[] = {cluster->g, cluster->p, cluster->x, cluster->e, cluster->t};
+    for (uint32_t row = 0; row < cluster->num_rows; row++)
+        if (row < cluster->num_slots || cluster->row_lanes[row])
+            for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) chk_row(rows[i], row)[component] = 0;
+}
+
 int chk_rows_create(chk_cluster *cluster) {
     chk_launch *launch = cluster->launch;
     cluster->num_rows = 2 * cluster->num_slots + SPARE_ROWS;
     size_t counts = (size_t)cluster->num_rows * CHK_COMPONENTS;
     int32_t **rows[] = {&cluster->g, &cluster->p, &cluster->x, &cluster->e, &cluster->t};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (!(*rows[i] = chk_take(launch, counts, sizeof(int32_t)))) return 0;
+        if (!(*rows[i] = take_rows(launch, counts))) return 0;
     cluster->row_lanes = chk_take(launch, cluster->num_rows, sizeof(uint32_t));
     cluster->row_next = chk_take(launch, cluster->num_rows, sizeof(int32_t));
     cluster->present = chk_take(launch, cluster->num_slots, sizeof(uint32_t));
     cluster->lane_component = chk_take(launch, (size_t)cluster->num_slots * CHK_WARP_LANES, sizeof(int16_t));
     cluster->has_lanes = chk_take(launch, cluster->num_slots, 1);
+    cluster->read_until = chk_take(launch, cluster->num_slots, sizeof(int32_t));
+    cluster->read_component = chk_take(launch, cluster->num_slots, sizeof(int16_t));
     cluster->copying = chk_take(launch, cluster->num_slots, sizeof(uint32_t));
     cluster->tensor_lane = chk_take(launch, cluster->num_slots, 1);
     cluster->space_fence = chk_take(launch, cluster->num_slots, sizeof(int32_t));
@@ -132,7 +156,7 @@ int chk_rows_create(chk_cluster *cluster) {
     for (int k = 0; k < CHK_NUM_SEEN; k++)
         if (!(cluster->seen[k] = chk_take(launch, cluster->num_slots, sizeof(int32_t)))) return 0;
     if (!cluster->row_lanes || !cluster->row_next || !cluster->present || !cluster->lane_component ||
-        !cluster->has_lanes || !cluster->copying || !cluster->tensor_lane || !cluster->space_fence || !cluster->held)
+        !cluster->has_lanes || !cluster->copying || !cluster->read_until || !cluster->read_component || !cluster->tensor_lane || !cluster->space_fence || !cluster->held)
         return 0;
     for (uint32_t slot = 0; slot < cluster->num_slots; slot++) {
         cluster->present[slot] = cluster->row_lanes[slot] = UINT32_MAX;
@@ -152,6 +176,8 @@ void chk_rows_destroy(chk_cluster *cluster) {
     chk_give(launch, cluster->present, cluster->num_slots, sizeof(uint32_t));
     chk_give(launch, cluster->lane_component, (size_t)cluster->num_slots * CHK_WARP_LANES, sizeof(int16_t));
     chk_give(launch, cluster->has_lanes, cluster->num_slots, 1);
+    chk_give(launch, cluster->read_until, cluster->num_slots, sizeof(int32_t));
+    chk_give(launch, cluster->read_component, cluster->num_slots, sizeof(int16_t));
     chk_give(launch, cluster->copying, cluster->num_slots, sizeof(uint32_t));
     chk_give(launch, cluster->tensor_lane, cluster->num_slots, 1);
     chk_give(launch, cluster->space_fence, cluster->num_slots, sizeof(int32_t));
@@ -182,7 +208,7 @@ static uint32_t free_row(chk_cluster *cluster) {
 static void copy_row(const chk_cluster *cluster, uint32_t to, uint32_t from) {
     int32_t *rows[] = {cluster->g, cluster->p, cluster->x, cluster->e, cluster->t};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        memcpy(chk_row(rows[i], to), chk_row(rows[i], from), CHK_COMPONENTS * sizeof(int32_t));
+        memcpy(chk_row(rows[i], to), chk_row(rows[i], from), (size_t)cluster->num_components * sizeof(int32_t));
 }
 
 /* Lanes of a strand that are in the mask become one of their own. 0 when there is no room. */
@@ -222,6 +248,12 @@ static int32_t seen_component(const chk_cluster *cluster, uint32_t slot, int k) 
     return cluster->slot_component[SEEN_KINDS[k]][slot] - 1;
 }
 
+static int32_t read_component(chk_cluster *cluster, uint32_t slot) {
+    int16_t *place = &cluster->read_component[slot];
+    if (*place) return *place - 1;
+    return new_component(cluster, place, (chk_component_key){CHK_LANE, (int32_t)slot, CHK_WARP_LANES});
+}
+
 /* What lanes hand on of the warp's own: all of it together, or each lane its own part. */
 static int publish_own(chk_cluster *cluster, int32_t index, uint32_t slot, uint32_t mask, int is_memory) {
     int whole = chk_covers(cluster, slot, mask), ok = 1;
@@ -238,6 +270,8 @@ static int publish_own(chk_cluster *cluster, int32_t index, uint32_t slot, uint3
             ok = ok && put(cluster, index, CHK_PART_G, component, now) &&
                  put(cluster, index, CHK_PART_P, component, chk_row(cluster->p, row)[slot]);
     }
+    if (!whole && is_memory && ok && cluster->read_until[slot])
+        ok = put(cluster, index, CHK_PART_G, read_component(cluster, slot), cluster->read_until[slot]);
     for (int k = 0; k < CHK_NUM_SEEN && ok; k++) {
         int32_t component = seen_component(cluster, slot, k);
         int speaks_for_all = whole || (k == CHK_SEEN_CP_ASYNC && !(cluster->copying[slot] & ~mask));
@@ -413,6 +447,18 @@ void chk_clock_meet(chk_cluster *cluster, uint32_t slot, uint32_t mask) {
     if (chk_covers(cluster, slot, mask)) meet_all(cluster, slot);
     else meet_some(cluster, slot, mask);
     chk_clock_tick(cluster, slot);
+}
+
+chk_status chk_warp_shuffle(chk_cluster *cluster, const chk_gang *gang) {
+    if (!chk_gang_ok(cluster, gang)) return CHK_BAD_INPUT;
+    if (!chk_has_rule(cluster, CHK_RULES_LANES) || chk_has_rule(cluster, CHK_RULES_SHUFFLE_READS)) return CHK_OK;
+    CHK_EACH_ACTIVE(k, gang) {
+        uint32_t slot = chk_gang_slot(cluster, gang, k);
+        if (!chk_covers(cluster, slot, chk_mask(gang, k))) continue;
+        cluster->read_until[slot] = cluster->now[slot];
+        chk_clock_tick(cluster, slot);
+    }
+    return CHK_OK;
 }
 
 /* ---- proxy fences ------------------------------------------------------------------------------------------------ */

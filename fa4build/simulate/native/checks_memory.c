@@ -230,11 +230,11 @@ static void report_race(chk_cluster *cluster, const chk_gang *gang, const chk_sh
     const run *one = race->at;
     chk_finding finding = chk_finding_at(cluster, gang, CHK_LANE_RACE, site);
     int column = is_read ? shadow->column_of[race->of->slot] - 1 : -1;
-    const chk_lanes *theirs = is_read ? &shadow->read_lanes[column][one->cell] : &shadow->write_lanes[one->cell];
+    const chk_lanes *theirs = chk_lanes_at(is_read ? shadow->read_lanes[column] : shadow->write_lanes, one->cell);
     chk_lanes ours = lanes_of(list, race->of, one);
     finding.address = 16 * (int64_t)one->cell;
     finding.other = is_read ? shadow->cells[one->cell].read_site : shadow->cells[one->cell].write_site;
-    for (int b = 15; b >= 0; b--)
+    for (int b = 15; theirs && b >= 0; b--)
         if (ours[b] != CHK_NO_LANE && (*theirs)[b] != CHK_NO_LANE && ours[b] != (*theirs)[b])
             finding.lane = ours[b], finding.other_lane = (*theirs)[b], finding.address = 16 * (int64_t)one->cell + b;
     finding.extra[0] = is_write ? CHK_OVERWRITES : CHK_READS;
@@ -276,16 +276,18 @@ static void check(chk_cluster *cluster, const chk_gang *gang, const chk_shadow *
 
 /* ---- records ----------------------------------------------------------------------------------------------------- */
 
-static void record_writes(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list, const part *of,
+static chk_status record_writes(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list, const part *of,
                           int32_t site) {
     int32_t count = cluster->now[of->slot], met = chk_row(cluster->g, of->row)[of->slot];
     chk_cell *cells = shadow->cells;
     for (const run *one = list->runs + of->first, *end = list->runs + of->end; one < end; one++) {
         chk_cell *cell = &cells[one->cell];
-        if (shadow->write_lanes)
-            chk_note_write_lanes(shadow, one->cell, (int32_t)of->slot, met, lanes_of(list, of, one));
+        if (shadow->write_lanes &&
+            !chk_note_write_lanes(cluster->launch, shadow, one->cell, (int32_t)of->slot, met, lanes_of(list, of, one)))
+            return CHK_NO_MEMORY;
         chk_note_write(cell, one->bits, (int32_t)of->slot, count, site, 0);
     }
+    return CHK_OK;
 }
 
 static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, const access_list *list,
@@ -294,8 +296,9 @@ static chk_status record_reads(const chk_cluster *cluster, chk_shadow *shadow, c
     if (column < 0) return CHK_NO_MEMORY;
     int32_t count = cluster->now[of->slot], met = chk_row(cluster->g, of->row)[of->slot];
     for (const run *one = list->runs + of->first, *end = list->runs + of->end; one < end; one++) {
-        if (shadow->write_lanes)
-            chk_note_read_lanes(shadow, one->cell, (uint32_t)column, met, lanes_of(list, of, one));
+        if (shadow->write_lanes && !chk_note_read_lanes(cluster->launch, shadow, one->cell, (uint32_t)column, met,
+                                                        lanes_of(list, of, one)))
+            return CHK_NO_MEMORY;
         chk_note_read(shadow, one->cell, one->bits, (uint32_t)column, count, site);
     }
     return CHK_OK;
@@ -318,7 +321,7 @@ chk_status chk_remote_access(chk_cluster *cluster, const chk_gang *gang, uint32_
     chk_status status = CHK_OK;
     check(cluster, gang, shadow, &list, site, is_write);
     for (uint32_t k = 0; k < list.num_parts && status == CHK_OK; k++)
-        if (is_write) record_writes(cluster, shadow, &list, &list.parts[k], site);
+        if (is_write) status = record_writes(cluster, shadow, &list, &list.parts[k], site);
         else status = record_reads(cluster, shadow, &list, &list.parts[k], site);
     return status;
 }

@@ -63,11 +63,23 @@ static int widen(chk_launch *launch, chk_shadow *shadow, uint32_t words) {
     return 1;
 }
 
-/* Lanes of each cell: none. */
-static chk_lanes *take_lanes(chk_launch *launch, uint32_t num_cells) {
-    chk_lanes *lanes = chk_take(launch, num_cells, sizeof *lanes);
-    if (lanes) memset(lanes, CHK_NO_LANE, (size_t)num_cells * sizeof *lanes);
-    return lanes;
+/* Chunks of lanes of each cell: none yet. */
+static chk_lanes **take_lanes(chk_launch *launch, uint32_t num_cells) {
+    return chk_take(launch, num_cells / CHK_CHUNK + 1, sizeof(chk_lanes *));
+}
+
+static void give_lanes(chk_launch *launch, chk_lanes **chunks, uint32_t num_cells) {
+    for (uint32_t k = 0; chunks && k < num_cells / CHK_CHUNK + 1; k++)
+        chk_give(launch, chunks[k], CHK_CHUNK, sizeof(chk_lanes));
+    chk_give(launch, chunks, num_cells / CHK_CHUNK + 1, sizeof *chunks);
+}
+
+/* Where the lanes of a cell are kept; NULL when there is no memory. */
+static inline chk_lanes *place_lanes(chk_launch *launch, chk_lanes **chunks, uint32_t cell) {
+    chk_lanes **chunk = &chunks[cell / CHK_CHUNK];
+    if (!*chunk && (*chunk = chk_take(launch, CHK_CHUNK, sizeof(chk_lanes))))
+        memset(*chunk, CHK_NO_LANE, CHK_CHUNK * sizeof(chk_lanes));
+    return *chunk ? &(*chunk)[cell % CHK_CHUNK] : NULL;
 }
 
 int chk_shadow_create(chk_launch *launch, chk_shadow *shadow, uint32_t num_cells, int keeps_lanes) {
@@ -81,10 +93,10 @@ void chk_shadow_destroy(chk_launch *launch, chk_shadow *shadow) {
     for (uint32_t cell = 0; shadow->num_columns && cell < shadow->num_cells; cell++) chk_forget_reads(shadow, cell);
     chk_give(launch, shadow->cells, shadow->num_cells, sizeof *shadow->cells);
     chk_give(launch, shadow->columns, (size_t)shadow->num_cells * shadow->words, sizeof *shadow->columns);
-    chk_give(launch, shadow->write_lanes, shadow->num_cells, sizeof(chk_lanes));
+    give_lanes(launch, shadow->write_lanes, shadow->num_cells);
     for (uint32_t column = 0; column < shadow->num_columns; column++) {
         give_column(launch, shadow->reads[column], shadow->num_cells);
-        chk_give(launch, shadow->read_lanes[column], shadow->num_cells, sizeof(chk_lanes));
+        give_lanes(launch, shadow->read_lanes[column], shadow->num_cells);
     }
 }
 
@@ -130,23 +142,39 @@ int32_t chk_first_reader(const chk_shadow *shadow, uint32_t cell, const int32_t 
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
 
-void chk_note_write_lanes(chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met, chk_lanes lanes) {
+int chk_note_write_lanes(chk_launch *launch, chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met,
+                         chk_lanes lanes) {
     const chk_cell *before = &shadow->cells[cell];
-    chk_lanes *kept = &shadow->write_lanes[cell], untouched = (chk_lanes)(lanes == CHK_NO_LANE);
+    chk_lanes *kept = place_lanes(launch, shadow->write_lanes, cell), untouched = (chk_lanes)(lanes == CHK_NO_LANE);
     int is_fresh = before->writer != component + 1 || before->written <= met;
-    *kept = is_fresh ? lanes : (lanes & ~untouched) | (*kept & untouched);
+    if (kept) *kept = is_fresh ? lanes : (lanes & ~untouched) | (*kept & untouched);
+    return kept != NULL;
 }
 
-void chk_note_read_lanes(chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met, chk_lanes lanes) {
-    chk_lanes *kept = &shadow->read_lanes[column][cell];
+int chk_note_read_lanes(chk_launch *launch, chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met,
+                        chk_lanes lanes) {
+    chk_lanes *kept = place_lanes(launch, shadow->read_lanes[column], cell);
+    if (!kept) return 0;
     if (shadow->reads[column][cell].count <= met) {
         *kept = lanes;
-        return;
+        return 1;
     }
     chk_lanes untouched = (chk_lanes)(lanes == CHK_NO_LANE), alone = (chk_lanes)(*kept == CHK_NO_LANE);
     chk_lanes same = (chk_lanes)(*kept == lanes) | alone;
     chk_lanes both = (lanes & same) | (CHK_EVERY(CHK_MANY_LANES) & ~same);
     *kept = (*kept & untouched) | (both & ~untouched);
+    return 1;
+}
+
+/* Whether every byte was touched by the lane that looks at it, if by any since the lanes met. */
+static inline int are_same_lanes(const chk_view *view, const chk_lanes *lanes, uint32_t bits) {
+    chk_lanes other = (chk_lanes)((*lanes != view->lanes) & (*lanes != CHK_NO_LANE));
+    uint64_t halves[2];
+    memcpy(halves, &other, sizeof halves);
+    if (!(halves[0] | halves[1])) return 1;
+    for (uint32_t left = bits; left; left &= left - 1)
+        if (other[__builtin_ctz(left)]) return 0;
+    return 1;
 }
 
 /* Whether one byte's access, by a lane of a slot, is not in the view's clock. */
@@ -182,6 +210,7 @@ static int are_lanes_late(const chk_view *view, uint32_t slot, int32_t count, co
     int is_own = view->slot == (int32_t)slot;
     if (!is_own && (!view->cluster->has_lanes[slot] || !has_some_lane(view, slot, count))) return 1;
     if (is_own && !view->knows_own && !view->cluster->has_lanes[slot]) return 1;
+    if (is_own && view->knows_own && are_same_lanes(view, lanes, bits)) return 0;
     for (uint32_t left = bits; left; left &= left - 1) {
         int byte = __builtin_ctz(left);
         if (is_lane_late(view, slot, (*lanes)[byte], view->lanes[byte], count)) return 1;
@@ -193,11 +222,7 @@ static int are_lanes_late(const chk_view *view, uint32_t slot, int32_t count, co
 static int are_copies_late(const chk_view *view, uint32_t slot, int32_t count, const chk_lanes *lanes, uint32_t bits) {
     if (view->slot != (int32_t)slot || !view->knows_own) return 1;
     if (view->cluster->seen[CHK_SEEN_CP_ASYNC][slot] < count) return 1;
-    for (uint32_t left = bits; left; left &= left - 1) {
-        int byte = __builtin_ctz(left);
-        if ((*lanes)[byte] != CHK_NO_LANE && (*lanes)[byte] != view->lanes[byte]) return 1;
-    }
-    return 0;
+    return !are_same_lanes(view, lanes, bits);
 }
 
 int chk_is_late(const chk_view *view, int32_t component, int32_t count, const chk_lanes *lanes, uint32_t bits) {
@@ -212,15 +237,26 @@ int chk_is_late(const chk_view *view, int32_t component, int32_t count, const ch
 int chk_write_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits) {
     const chk_cell *at = &shadow->cells[cell];
     if (!at->writer || !(at->write_mask & bits)) return 0;
-    const chk_lanes *lanes = shadow->write_lanes ? &shadow->write_lanes[cell] : NULL;
+    const chk_lanes *lanes = chk_lanes_at(shadow->write_lanes, cell);
     return chk_is_late(view, at->writer - 1, at->written, lanes, at->write_mask & bits);
+}
+
+/* Whether the lanes of a warp have met in a shuffle behind a read, and the view knows. */
+static int is_read_over(const chk_view *view, int32_t component, int32_t count) {
+    if (view->slot < 0 || view->cluster->keys[component].kind != CHK_WARP) return 0;
+    uint32_t slot = (uint32_t)view->cluster->keys[component].a;
+    if ((int32_t)slot == view->slot) return view->cluster->read_until[slot] >= count;
+    int32_t known = view->cluster->read_component[slot] - 1;
+    return known >= 0 && view->clock[known] >= count;
 }
 
 static int is_read_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t column,
                         uint32_t bits) {
     const chk_read *read = &shadow->reads[column][cell];
-    const chk_lanes *lanes = shadow->read_lanes[column] ? &shadow->read_lanes[column][cell] : NULL;
-    return (read->bits & bits) && chk_is_late(view, shadow->reader_of[column], read->count, lanes, read->bits & bits);
+    const chk_lanes *lanes = chk_lanes_at(shadow->read_lanes[column], cell);
+    int32_t component = shadow->reader_of[column];
+    return (read->bits & bits) && chk_is_late(view, component, read->count, lanes, read->bits & bits) &&
+           !is_read_over(view, component, read->count);
 }
 
 int chk_reads_late(const chk_view *view, const chk_shadow *shadow, uint32_t cell, uint32_t bits) {

@@ -77,6 +77,7 @@ typedef struct {
 typedef chk_lane_map chk_lanes;
 #define CHK_NO_LANE 0xFF    /* none, or before the lanes met */
 #define CHK_MANY_LANES 0xFE /* several have read it */
+#define CHK_CHUNK 256 /* cells whose lanes are kept together, once one of them was touched */
 #define CHK_EVERY(lane) ((chk_lanes){0} + (uint8_t)(lane))
 
 /* Reads are kept by component, in columns that are given out as components come to read this memory. */
@@ -88,8 +89,8 @@ typedef struct {
     uint64_t *columns;                     /* [cell][words]: which of them hold a read */
     int16_t column_of[CHK_COMPONENTS];     /* + 1 */
     int16_t reader_of[CHK_COMPONENTS];     /* of a column */
-    /* Kept only with CHK_RULES_LANES, and of generic accesses to shared memory: [cell], and [column][cell]. */
-    chk_lanes *write_lanes, *read_lanes[CHK_COMPONENTS];
+    /* Kept only with CHK_RULES_LANES, and of generic accesses to shared memory: by cell, and by column and cell. */
+    chk_lanes **write_lanes, **read_lanes[CHK_COMPONENTS];
 } chk_shadow;
 
 typedef struct {
@@ -170,6 +171,8 @@ struct chk_cluster {
     int16_t *lane_component; /* [slot * 32 + lane]: component + 1 */
     uint8_t *has_lanes;      /* of a slot: some lane has a component */
     int32_t *seen[3];        /* [CHK_SEEN_*][slot]: what each lane has waited for of its own */
+    int32_t *read_until;     /* of a slot: how far its lanes' reads were over when they met in a shuffle */
+    int16_t *read_component; /* of a slot: component + 1 by which others know of that */
     uint32_t *copying;       /* of a slot: lanes that issued cp.async since the lanes met */
     int8_t *tensor_lane;     /* of a slot: the lane that issued its newest tcgen05.mma or cp, + 1 */
     int32_t *space_fence;    /* of a slot: its newest proxy fence that holds for the whole cluster's memory */
@@ -269,9 +272,15 @@ int chk_reads_unordered(const chk_shadow *shadow, uint32_t cell, uint32_t bits, 
 /* The smallest component with an unordered read of the granule, and its count; -1: none. */
 int32_t chk_first_reader(const chk_shadow *shadow, uint32_t cell, const int32_t *clock, int32_t *count);
 void chk_forget_reads(chk_shadow *shadow, uint32_t cell);
-/* Lanes of a write or read that is noted next; `met`: how far the lanes of the warp have met. */
-void chk_note_write_lanes(chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met, chk_lanes lanes);
-void chk_note_read_lanes(chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met, chk_lanes lanes);
+/* Lanes of a write or read that is noted next; `met`: how far the lanes of the warp have met. 0 without memory. */
+int chk_note_write_lanes(chk_launch *launch, chk_shadow *shadow, uint32_t cell, int32_t component, int32_t met,
+                         chk_lanes lanes);
+int chk_note_read_lanes(chk_launch *launch, chk_shadow *shadow, uint32_t cell, uint32_t column, int32_t met,
+                        chk_lanes lanes);
+/* The lanes of a cell in `write_lanes` or a row of `read_lanes`; NULL: none. */
+static inline const chk_lanes *chk_lanes_at(chk_lanes *const *chunks, uint32_t cell) {
+    return chunks && chunks[cell / CHK_CHUNK] ? &chunks[cell / CHK_CHUNK][cell % CHK_CHUNK] : NULL;
+}
 
 /* Whether the last write to these bytes is not in the clock. */
 static inline int chk_write_unordered(const chk_cell *cell, uint32_t bits, const int32_t *clock) {

@@ -299,14 +299,18 @@ static size_t distinct_units(uint32_t *unit, size_t n) {
     return kept;
 }
 
-/* Which lane writes which byte of a granule. */
-static chk_lane_map lanes_of_unit(const LaneCopies *c, uint32_t unit, uint32_t size) {
-    chk_lane_map lanes;
-    memset(&lanes, 0xFF, sizeof lanes);
+/* Which lane writes which byte of each granule; `unit`: the granules in order. */
+static void list_owners(const LaneCopies *c, const uint32_t *unit, size_t units, uint32_t size, chk_lane_map *owners) {
+    memset(owners, 0xFF, units * sizeof *owners);
     EACH_LANE(l, c->lanes) {
-        for (uint32_t b = 0; c->to[l] / 16 == unit && b < size; b++) lanes[(c->to[l] + b) % 16] = (uint8_t)l;
+        size_t low = 0, high = units;
+        while (high - low > 1) {
+            size_t middle = (low + high) / 2;
+            if (unit[middle] <= c->to[l] / 16) low = middle;
+            else high = middle;
+        }
+        memset((uint8_t *)&owners[low] + c->to[l] % 16, (int)l, size);
     }
-    return lanes;
 }
 
 RULE(cp_async) {
@@ -330,7 +334,7 @@ RULE(cp_async) {
     if (w->run->checks) {
         size_t units = distinct_units(unit, n);
         chk_lane_map owners[LANES];
-        for (size_t k = 0; k < units; k++) owners[k] = lanes_of_unit(c, unit[k], i->size);
+        list_owners(c, unit, units, i->size, owners);
         chk_operand to = {.kind = CHK_SHARED_UNITS, .cta = (uint32_t)w->cta->rank, .granules = unit, .count = units,
                           .owners = owners};
         observe_issue(w, op, CHK_CP_ASYNC, NULL, NULL, 0, &to, 1);

@@ -82,6 +82,7 @@ RULE(shfl) {
     int mode = i->flags & 3;
     uint32_t members;
     if (take_members(w, i->o[5], SHUFFLE[mode], &members)) return FAULTED;
+    CHECK(w, chk_warp_shuffle);
     const uint32_t *a = at(w, i->o[2]), *b = at(w, i->o[3]), *c = at(w, i->o[4]);
     u32x r = (u32x)(0);
     uint32_t inside = 0;
@@ -98,6 +99,7 @@ RULE(shfl) {
 RULE(vote) {
     uint32_t members;
     if (take_members(w, i->o[2], "vote.sync", &members)) return FAULTED;
+    CHECK(w, chk_warp_shuffle);
     uint32_t p = predicate(w, i->o[1]) & w->mask;
     bool some = p != 0, every = p == w->mask;
     if (i->flags == 0) put32(w, D, (u32x)(p));

@@ -38,7 +38,7 @@ class Order:
         miss_percent: chance that a barrier test without a time limit fails although the phase is over.
         starved: bit w: warp w of each CTA runs only when no other can.
         reversed_clusters: of the clusters that are in flight at once the last starts first.
-        elected: elect.sync takes the first member from this lane on, cyclic; any choice is right that is always the same.
+        elected: elect.sync takes the first member from this lane on, cyclic; any is right if always the same.
         role: the warps of this role are starved too, counted round (roles.py); -1: of none. The engine does not see it.
     """
 

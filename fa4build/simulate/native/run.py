@@ -29,13 +29,15 @@ MAX_CTAS = 16  # of a cluster; core.h
 RUN_DONE, RUN_FAULT, RUN_DEADLOCK, RUN_BAD_MAP = range(4)
 RULES = 0x100 | 1 | 2 | 4 | 32  # CHECKS_ON and CHK_RULES_LANES, _SCOPES, _SPACES, _ORDER of checks.h
 RULES_SUMS, RULES_PARENT = 64, 128
-ASSUMPTIONS = {"tcgen05-issue-order": 8, "mbarrier-default-scope": 16}
+ASSUMPTIONS = {"tcgen05-issue-order": 8, "mbarrier-default-scope": 16, "shuffle-ends-reads": 512}
 """What is taken for granted beyond the PTX manual (docs/what-is-proven.md); the values are CHK_RULES_* to look at it.
 
 tcgen05-issue-order: products of one thread read and write tensor memory in the order in which they were issued, also
 where their accumulators or shapes differ.
 mbarrier-default-scope: an mbarrier instruction that names no scope releases and acquires for the whole cluster. The
 manual's default is the CTA.
+shuffle-ends-reads: when all lanes of a warp meet in shfl.sync or vote.sync, their reads of shared memory before it are
+over. The manual gives these instructions no memory ordering.
 """
 _MAP_CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8))
 

@@ -1,8 +1,9 @@
 """Contract of the clocks of lanes: what one lane of a warp releases or learns is that lane's until the lanes meet.
 
 The oracle keeps no clocks. Every lane is a thread of its own; bar.warp.sync of some lanes, an arrival at an mbarrier
-and a wait for it draw arrows between them. Lane l reads 16 bytes that are its own, and writes those or its neighbour's; two
-accesses race where no way of arrows leads from the one to the other. The checks must report exactly these.
+and a wait for it draw arrows between them. Lane l reads 16 bytes that are its own, and writes those or its
+neighbour's; two accesses race where no way of arrows leads from the one to the other. The checks must report exactly
+these.
 """
 
 import random

@@ -54,6 +54,17 @@ def test_lanes_overwrite_what_others_have_read_behind_a_barrier_only():
     assert told(zero + body.format("bar.warp.sync -1;")) == ""
 
 
+def test_a_shuffle_ends_reads_by_assumption_only():
+    """What was read before a shuffle of the whole warp may be overwritten behind it; what was written, not."""
+    shuffle, without = "shfl.sync.idx.b32 %r20, %r10, 0, 31, -1;", ("shuffle-ends-reads",)
+    body = "mov.b32 %r5, smem; st.shared.b32 [%r5], 0; bar.sync 0; ld.shared.b32 %r10, [%r5];" + shuffle
+    body += LANE + "setp.eq.u32 %p1, %r60, 3; @%p1 st.shared.b32 [%r5], %r0;"
+
+    assert told(body) == ""
+    assert "R10" in told(body, without=without)
+    assert "R10" in told(body.replace("-1;", "0xFFFF;", 1).replace("shfl", "setp.lt.u32 %p4, %r0, 16; @%p4 shfl"))
+
+
 @pytest.mark.parametrize("lane", [0, 31])
 @pytest.mark.parametrize("between", ["", "shfl.sync.idx.b32 %r20, %r0, 0, 31, -1;", "elect.sync %r20|%p3, -1;"])
 def test_one_lane_arrives_for_the_others_behind_bar_warp_sync_only(between, lane):
