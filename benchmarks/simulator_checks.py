@@ -196,10 +196,10 @@ def _kernel_rows(repeat: int) -> None:
         kernel, case = kept(name), Case(name="measured", seqlen_q=q, seqlen_k=k)
         launch.Observer = _TimedObserver
         _TimedObserver.spent = _TimedObserver.events = 0
-        kernel.report(kernel.ptx, case)
+        kernel.report(kernel.ptx, case, "python")
         RecordingObserver.made.clear()
         launch.Observer = RecordingObserver
-        kernel.report(kernel.ptx, case)
+        kernel.report(kernel.ptx, case, "python")
         recording = RecordingObserver.made[0]
         rows = [(base, size, None if w is None else w.copy()) for _, base, size, w in recording.buffers]
         nanoseconds = _replay_ns(np.frombuffer(recording.words, np.int64), rows, repeat) / recording.events

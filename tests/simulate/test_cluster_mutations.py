@@ -15,8 +15,6 @@ from fa4build.cases.forward import Case
 from fa4build.cases.of_variant import cases_of_variant
 from fa4build.cases.schedules import Run
 from fa4build.matrix.variants import parse_variant
-from fa4build.simulate import plan_launch
-from fa4build.simulate.native.run import run_launch
 from fa4build.verify.simulated import Request, _prover
 from tests.simulate.mutations.faults_clusters import EXITS, KERNELS, TURNS
 from tests.simulate.mutations.kernels import kept
@@ -33,11 +31,6 @@ ALL_AT_ONCE = tuple(
     Run(schedule=name, padded=False, num_sms=132, checks=True, concurrent_clusters=16)
     for name in ("eager", "clusters reversed", "random")
 )
-
-
-@pytest.fixture(autouse=True)
-def _native(monkeypatch):
-    monkeypatch.setattr(plan_launch, "run_launch", run_launch)
 
 
 def report(name: str, case, edit=lambda ptx: ptx) -> str:

@@ -14,8 +14,8 @@ from fa4build.cases.forward import Case
 from fa4build.cases.of_variant import cases_of_variant
 from fa4build.cases.schedules import RUNS
 from fa4build.matrix.variants import parse_variant
-from fa4build.simulate import plan_launch
 from fa4build.simulate.native.run import ASSUMPTIONS, run_launch
+from fa4build.verify import engines
 from fa4build.verify.backward import prove_backward_case
 from fa4build.verify.runs import Request
 from fa4build.verify.simulated import prove_case
@@ -41,7 +41,7 @@ def _case(name: str):
 
 def _told(name: str, ptx: str, runs, monkeypatch, **options) -> str:
     """What a proof of the kernel's case says is wrong, "" for nothing."""
-    monkeypatch.setattr(plan_launch, "run_launch", functools.partial(run_launch, **options))
+    monkeypatch.setattr(engines, "run_native", functools.partial(run_launch, **options))
     kernel, variant = _kernel(name), parse_variant(name)
     request = Request(variant_id=name, ptx=ptx, plan="", registers=kernel.registers, seeds=(1,), sha256="")
     prove = prove_case if variant.op == "fwd" else prove_backward_case

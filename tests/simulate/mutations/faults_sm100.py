@@ -79,7 +79,7 @@ PLANTED_SM100 = (
     Planted(
         name="no block barrier after alloc",
         edit=drop(r"bar\.sync\s+0"),
-        expected=r"R1 .*ld\.shared.*while the write by .*tcgen05\.alloc",
+        expected=r"R9 .*ld\.shared.*reads shared memory never written",
     ),
     # Who waits for what
     Planted(

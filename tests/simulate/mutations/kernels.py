@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fa4build.cases.forward import Case
-from fa4build.cases.schedules import runs_of_case
+from fa4build.cases.schedules import Run, runs_of_case
 from fa4build.matrix.variants import parse_variant
 from fa4build.plan import LaunchPlan, plan_from_json
 from fa4build.verify.engines import DEFAULT
@@ -40,13 +40,16 @@ class Kernel:
     plan: LaunchPlan
     registers: int
 
-    def report(self, ptx: str, case: Case, engine: str = DEFAULT) -> str:
-        """What a proof of the case says is wrong with a text in the place of its own, "" for nothing."""
+    def report(self, ptx: str, case: Case, engine: str = DEFAULT, runs: tuple[Run, ...] = ()) -> str:
+        """What a proof of the case says is wrong with a text in the place of its own, "" for nothing.
+
+        Args: runs: of the case; default: those of a proof in this engine.
+        """
         variant = parse_variant(self.name)
         request = Request(
             variant_id=self.name, ptx=ptx, plan="", registers=self.registers, seeds=(1,), sha256="", engine=engine
         )
-        return "\n".join(prove_case(variant, request, self.plan, case, 1, runs_of_case(engine, 0))[1])
+        return "\n".join(prove_case(variant, request, self.plan, case, 1, runs or runs_of_case(engine, 0))[1])
 
 
 def kept(name: str) -> Kernel:

@@ -10,7 +10,6 @@ import pytest
 from fa4build.cases.forward import Case
 from fa4build.cases.schedules import RUNS
 from fa4build.simulate import launch
-from fa4build.verify import simulated
 from tests.simulate.mutations.faults import PLANTED
 from tests.simulate.mutations.faults_sm100 import PLANTED_SM100
 from tests.simulate.mutations.kernels import kept
@@ -28,16 +27,15 @@ def recordings(monkeypatch):
     return made
 
 
-def _run(monkeypatch, kernel, ptx: str, case: Case, run) -> None:
-    monkeypatch.setattr(simulated, "RUNS", (run,))
-    kernel.report(ptx, case)
+def _run(kernel, ptx: str, case: Case, run) -> None:
+    kernel.report(ptx, case, "python", (run,))
 
 
 @pytest.mark.parametrize(("kernel", "case"), [(SM90, SM90_CASE), (SM100, SM100_CASE)], ids=["sm90a", "sm100a"])
-def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, monkeypatch, recordings):
+def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, recordings):
     """All three schedules: warps in gangs, late, and warp by warp with two clusters at once."""
     for run in RUNS:
-        _run(monkeypatch, kernel, kernel.ptx, case, run)
+        _run(kernel, kernel.ptx, case, run)
     for recording in recordings:
         compare(recording)
         assert recording.python_findings() == ([], [])
@@ -49,10 +47,10 @@ def test_of_a_right_kernel_both_twins_say_nothing(kernel, case, monkeypatch, rec
     [(SM90, SM90_CASE, PLANTED), (SM100, SM100_CASE, PLANTED_SM100)],
     ids=["sm90a", "sm100a"],
 )
-def test_of_a_broken_kernel_both_twins_say_the_same(kernel, case, table, monkeypatch, recordings):
+def test_of_a_broken_kernel_both_twins_say_the_same(kernel, case, table, recordings):
     """Every seventh fault, the first two schedules in turn: they reach the checks by different ways."""
     for number, planted in enumerate(table[::7]):
-        _run(monkeypatch, kernel, planted.edit(kernel.ptx), case, RUNS[number % 2])
+        _run(kernel, planted.edit(kernel.ptx), case, RUNS[number % 2])
     for recording in recordings:
         compare(recording)
     assert any(recording.python_findings()[0] for recording in recordings)
