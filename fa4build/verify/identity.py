@@ -5,8 +5,7 @@
 * The code that runs and judges it, by what it computes (code_identity): the functions that prove this kind of kernel
   with all they reach, in one of the engines (engines); of its opcode table the rules of the opcodes that stand in this
   PTX.
-* Of the native engine also its C code, as far as operations of these opcodes reach it (c_identity), and the flags of
-  the compiler.
+* Of the native engine also its C sources, all of them, by their tokens, and the flags of the compiler.
 * Tables of the simulator by their bytes.
 
 Not in it: Python, numpy, the C compiler and the host. The simulator computes with integers and with single operations
@@ -29,10 +28,9 @@ from fa4build import simulate
 from fa4build.files import write_atomically
 from fa4build.simulate.instructions import rules  # noqa: F401  registers every opcode rule
 from fa4build.simulate.native import build
-from fa4build.simulate.native.coder import decodes, operations_of, rule_of
+from fa4build.simulate.native.coder import decodes, rule_of
 from fa4build.simulate.translate.node_scope import in_node_scope
 from fa4build.simulate.translate.opcodes import fused, maker_of, system
-from fa4build.verify.c_identity import CSources
 from fa4build.verify.code_identity import Place, Tree, place_of
 from fa4build.verify.engines import DEFAULT, engine_named
 
@@ -215,15 +213,10 @@ class Prover:
         return sorted((opcode, self._rule(place_of(maker))) for opcode, maker in makers.items() if maker is not None)
 
     def _native_rules(self, opcodes: frozenset[str]) -> list[Any]:
-        """Rules that decode, and the C code of what they decode to."""
+        """Rules that decode, and the C code of the engine."""
         found = {opcode: rule_of(opcode) for opcode in opcodes}
         decoding = sorted((opcode, self._rule(place_of(rule[0]))) for opcode, rule in found.items() if rule is not None)
-        operations = frozenset(each for opcode in opcodes for each in operations_of(opcode))
-        code = self._once(("C", operations), lambda: self._c_sources().sha256(operations))
-        return [decoding, code, self._flags]
-
-    def _c_sources(self) -> CSources:
-        return self._once("C", lambda: CSources(self._data / "native"))
+        return [decoding, self._once("C", lambda: _c_digests(self._data / "native")), self._flags]
 
     def _rule(self, place: Place) -> str:
         return self._once(place, lambda: self._tree.digest([place], self._given))
@@ -247,11 +240,16 @@ _NO_DATA = frozenset(("__pycache__", "native"))
 
 def data_digests(directory: Path) -> list[tuple[str, str]]:
     """Name and digest of every file below a directory that is no Python and nothing built: tables by their bytes, C
-    sources by their tokens. Folders do not matter. The native engine is left out: c_identity says what of it counts."""
+    sources by their tokens. Folders do not matter. The native engine is left out, see `Prover`."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and not _NO_DATA & {*path.parts})
     kept = [path for path in files if path.suffix not in {".py", *_BUILT}]
     contents = (_c_tokens(path.read_text()) if path.suffix in _C else path.read_bytes() for path in kept)
     return sorted(zip((path.name for path in kept), map(_sha256, contents), strict=True))
+
+
+def _c_digests(directory: Path) -> list[str]:
+    """Digests of the C sources in a directory by their tokens; names of files do not matter."""
+    return sorted(_sha256(_c_tokens(path.read_text())) for path in directory.iterdir() if path.suffix in _C)
 
 
 _C_PART = re.compile(

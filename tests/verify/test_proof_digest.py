@@ -19,6 +19,7 @@ import pytest
 from fa4build.cases.forward import Case
 from fa4build.matrix.variants import parse_variant
 from fa4build.plan import plan_to_json
+from fa4build.simulate.native.coder import rule_of
 from fa4build.simulate.ptx.parser import parse_module
 from fa4build.simulate.translate import opcodes as table
 from fa4build.simulate.translate.node_scope import NODE_SCOPE
@@ -34,9 +35,9 @@ HELD = json.loads((Path(__file__).parent / "proof_opcodes.json").read_text())
 RULE_MODULES = sorted({rule.make.__module__ for rule in table._RULES})
 
 
-def digests(prover: Prover | None = None) -> dict[str, str]:
+def digests(prover: Prover | None = None, engine: str = "python") -> dict[str, str]:
     """The code of the proof of each kernel of `HELD`."""
-    return {name: code_sha256(parse_variant(name), held, prover) for name, held in HELD.items()}
+    return {name: code_sha256(parse_variant(name), held, engine, prover) for name, held in HELD.items()}
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +53,15 @@ def copied(tmp_path):
     return Path(shutil.copytree(ROOT / "fa4build", tmp_path / "fa4build", ignore=skipped))
 
 
-def prover_of(package: Path) -> Prover:
+def prover_of(package: Path, engine: str = "python", **options) -> Prover:
     """Proofs by the sources of a copy."""
-    return Prover(given(), tree=Tree(package, "fa4build"), data=package / "simulate")
+    return Prover(given(), engine, tree=Tree(package, "fa4build"), data=package / "simulate", **options)
 
 
-def lost(package: Path, before: dict[str, str]) -> set[str]:
+def lost(package: Path, before: dict[str, str], engine: str = "python", **options) -> set[str]:
     """Kernels of `HELD` whose proofs the sources of a copy do not know."""
-    return {name for name, digest in digests(prover_of(package)).items() if digest != before[name]}
+    found = digests(prover_of(package, engine, **options), engine)
+    return {name for name, digest in found.items() if digest != before[name]}
 
 
 def path_of(package: Path, module: str) -> Path:
@@ -120,7 +122,7 @@ def test_every_function_that_a_proof_runs_is_in_its_digest(name):
     before = sys.gettrace()
     sys.settrace(seen)
     try:
-        report = kernel.report(kernel.ptx, Case(name="tiny", seqlen_q=2, seqlen_k=3))
+        report = kernel.report(kernel.ptx, Case(name="tiny", seqlen_q=2, seqlen_k=3), "python")
     finally:
         sys.settrace(before)
     assert report == ""
@@ -242,7 +244,7 @@ import json, sys
 from fa4build.matrix.variants import parse_variant
 from fa4build.verify.simulated import code_sha256
 held = json.load(sys.stdin)
-print(json.dumps({name: code_sha256(parse_variant(name), ops) for name, ops in held.items()}))
+print(json.dumps({name: code_sha256(parse_variant(name), ops, 'python') for name, ops in held.items()}))
 """
 
 
@@ -405,9 +407,87 @@ def test_forms_are_kept_and_made_again_when_damaged(tmp_path, monkeypatch):
 
 def test_the_code_of_many_kernels_is_digested_once():
     """What is known is not computed again: a thousand kernels cost what one does."""
-    own_prover().sha256([place_of(simulated.prove)], ["add.s32"])
-    known = len(own_prover()._known)
+    own_prover("python").sha256([place_of(simulated.prove)], ["add.s32"])
+    known = len(own_prover("python")._known)
     for _ in range(1000):
-        own_prover().sha256([place_of(simulated.prove)], ["add.s32"])
+        own_prover("python").sha256([place_of(simulated.prove)], ["add.s32"])
 
-    assert len(own_prover()._known) == known
+    assert len(own_prover("python")._known) == known
+
+
+# --- the native engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def native():
+    """Digests of the native engine's proofs, by the code that runs here."""
+    return digests(engine="native")
+
+
+def test_the_engines_have_proofs_of_their_own(before, native):
+    """No kernel's proof in one is its proof in the other."""
+    assert native.keys() == before.keys()
+    assert not any(native[name] == before[name] for name in before)
+
+
+@pytest.mark.parametrize("name", ["core_wgmma.c", "units_mma.c", "checks_sync.c", "core.h"])
+def test_a_changed_constant_of_the_native_engine_loses_every_proof(name, copied, before, native):
+    """All of its C sources are in every digest; the Python engine's proofs do not know of them."""
+    path = copied / "simulate" / "native" / name
+    path.write_text(re.sub(r"\b2\b", "3", path.read_text(), count=1))
+
+    assert lost(copied, native, "native") == set(HELD)
+    assert lost(copied, before) == set()
+
+
+def test_prose_and_names_of_the_native_engine_lose_nothing(copied, native):
+    """Comments, layout, the name of a file."""
+    path = copied / "simulate" / "native" / "core_wgmma.c"
+    path.write_text("/* new */\n" + path.read_text().replace(" {\n", " { // here\n\n"))
+    path.rename(path.with_name("core_products.c"))
+
+    assert lost(copied, native, "native") == set()
+
+
+def test_the_flags_of_the_c_compiler_are_in_the_digest(copied, native):
+    """As they decide how floats are computed."""
+    assert lost(copied, native, "native", flags=("-O3", "-ffast-math")) == set(HELD)
+
+
+def test_an_edited_rule_of_the_native_engine_loses_the_proofs_with_its_opcodes(copied, native):
+    """How wgmma is decoded: kernels of sm90a that multiply with it, and no other."""
+    path = copied / "simulate" / "native" / "decode_barriers.py"
+    edit(path, "_cluster_arrive")
+    holding = {name for name, held in HELD.items() if any(o.startswith("barrier.cluster.arrive") for o in held)}
+
+    assert lost(copied, native, "native") == holding
+    assert set() < holding < set(HELD)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_python_of_a_native_proof_is_in_its_digest(name):
+    """Every function that a small proof runs, but what only names variants and targets, and what builds the engine."""
+    kernel, seen = kept(name), Seen()
+    before = sys.gettrace()
+    sys.settrace(seen)
+    try:
+        report = kernel.report(kernel.ptx, Case(name="tiny", seqlen_q=2, seqlen_k=3), "native")
+    finally:
+        sys.settrace(before)
+    assert report == ""
+
+    prover = own_prover("native")
+    held = ptx_form(kernel.ptx).opcodes
+    rules = [rule[0] for rule in map(rule_of, held) if rule is not None]
+    roots = [place_of(simulated.prove), place_of(simulated._prover(parse_variant(name))), prover._launcher]
+    roots += [place_of(rule) for rule in rules]
+    values = [place_of(each) for each in given()]
+    reached = own_tree().reached(roots, values) | own_tree().reached(values, values)
+    missing = [
+        (module, statements(module)[number])
+        for module, line in sorted(seen.places)
+        for number, lines in enumerate(statements(module))
+        if line in lines and not is_named_only(module) and (module, number) not in reached
+    ]
+
+    assert missing == []
