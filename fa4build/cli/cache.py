@@ -84,6 +84,11 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
             click.echo(
                 f"{human_bytes(size.unreferenced_bytes)} belong to no entry. `fa4build cache prune` removes them."
             )
+        if any(size.beside.values()):
+            parts = ", ".join(f"{name}/ {human_bytes(held)}" for name, held in size.beside.items() if held)
+            click.echo(
+                f"beside them: {parts}; made again when they are gone. `prune --older-than` removes what is old."
+            )
         return
     found = [entry for entry in cache.entries() if entry.key.startswith(key) or entry.name == key]
     if not found:
@@ -123,6 +128,8 @@ def verify(cache_dir: Path | None, as_json: bool) -> None:
 @json_option
 def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None, as_json: bool) -> None:
     """Remove old entries, and leftovers in any case.
+
+    What proofs keep beside the kernels (forms/, native/, zig/) goes with --older-than.
 
     \b
     Examples:

@@ -40,6 +40,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _MEMBER = re.compile(r"actions/[0-9a-f]{64}\.json|objects/([0-9a-f]{2})/\1[0-9a-f]{62}")
 _USE_RESOLUTION_S = 24 * 3600.0  # how exactly the last use is known; noting it costs a write
 _GRACE_S = 3600.0  # a writer may be between an object and its action
+_LEFTOVERS = ("work/*", "locks/*", "native/fa4build-native-*", "*/.*.tmp", "*/*/.*.tmp")
 
 
 class CacheCorruptWarning(UserWarning):
@@ -143,14 +144,19 @@ def _json(document: object) -> bytes:
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
+BESIDE = ("forms", "native", "zig")
+"""Folders of what proofs and the C compiler keep beside the kernels; made again when they are gone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """Entries and objects of a cache; `unreferenced_bytes` is what no entry points to."""
+    """Entries and objects of a cache; `unreferenced_bytes` is what no entry points to. `beside`: bytes of BESIDE."""
 
     entries: int
     objects: int
     object_bytes: int
     unreferenced_bytes: int
+    beside: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +239,7 @@ class Cache:
             objects=len(sizes),
             object_bytes=sum(sizes.values()),
             unreferenced_bytes=sum(size for name, size in sizes.items() if name not in used),
+            beside={name: sum(path.stat().st_size for path in self._beside(name)) for name in BESIDE},
         )
 
     # Writing
@@ -310,7 +317,8 @@ class Cache:
     def prune(self, *, max_age_s: float = math.inf, max_bytes: float = math.inf, now: float | None = None) -> Pruned:
         """Remove entries not used for `max_age_s`, then the longest unused ones until at most `max_bytes` are left.
 
-        Damaged entries, unreferenced objects and what killed processes left go too, once they are an hour old.
+        Damaged entries, unreferenced objects and what killed processes left go too, once they are an hour old. Of what
+        lies beside the kernels (BESIDE), files go that are older than `max_age_s`.
         """
         now = time.time() if now is None else now
         before = self.size()
@@ -325,9 +333,7 @@ class Cache:
                 evicted |= sizes.keys()
         readable = {entry.key for entry in self.entries()}
         leftovers = [self._action_path(key) for key in self._keys() if key not in readable]
-        leftovers += [
-            path for pattern in ("work/*", "locks/*", "*/.*.tmp", "*/*/.*.tmp") for path in self.root.glob(pattern)
-        ]
+        leftovers += [path for pattern in _LEFTOVERS for path in self.root.glob(pattern)]
         for path in self._object_paths():
             if path.name in evicted - kept.keys():
                 path.unlink(missing_ok=True)
@@ -335,6 +341,8 @@ class Cache:
                 leftovers.append(path)
         for path in leftovers:
             _remove_if_old(path, now)
+        for path in (path for name in BESIDE for path in self._beside(name)):
+            _remove_if_old(path, now, max(max_age_s, _GRACE_S))
         after = self.size()
         return Pruned(
             removed_entries=before.entries - after.entries,
@@ -398,6 +406,9 @@ class Cache:
     def _keys(self) -> list[str]:
         """Keys of all actions, readable or not, sorted."""
         return sorted(path.stem for path in self._actions.glob("*.json") if _KEY.fullmatch(path.stem))
+
+    def _beside(self, name: str) -> list[Path]:
+        return [path for path in (self.root / name).rglob("*") if path.is_file() and not path.is_symlink()]
 
     def _object_paths(self) -> Iterator[Path]:
         return (path for path in self._objects.glob("??/*") if _KEY.fullmatch(path.name))
@@ -495,10 +506,10 @@ def _read_members(path: Path) -> dict[str, bytes]:
     return members
 
 
-def _remove_if_old(path: Path, now: float) -> None:
+def _remove_if_old(path: Path, now: float, age_s: float = _GRACE_S) -> None:
     """Remove what a running process can no longer need."""
     try:
-        if now - path.stat().st_mtime <= _GRACE_S:
+        if now - path.stat().st_mtime <= age_s:
             return
     except FileNotFoundError:
         return

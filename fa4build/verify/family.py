@@ -33,6 +33,7 @@ from fa4build.simulate import GlobalMemory, simulate_launch
 from fa4build.verify.code_identity import place_of
 from fa4build.verify.engines import DEFAULT, engine_named
 from fa4build.verify.identity import PACKAGE, Prover, digest_of, plan_sha256, ptx_form
+from fa4build.verify.pool import now_in
 from fa4build.verify.runs import poisoned
 from fa4build.verify.simulated import MAX_FAILURES, Proof, runs_document, summary_of
 
@@ -113,7 +114,7 @@ def _code_sha256(cases: Sequence[ProofCase], opcodes: set[str], engine: str) -> 
 
 @functools.cache
 def _own_prover(engine: str) -> Prover:
-    return Prover((summary_of, engine_named), engine)
+    return Prover((summary_of, engine_named, now_in), engine)
 
 
 def _source(module: str) -> bytes:
@@ -239,6 +240,7 @@ class _Call:
 
     def results(self, case: ProofCase, seed: int) -> dict[str, np.ndarray]:
         """Run the steps. Raises: SimulationError as the simulator, and when a plan refuses."""
+        now_in(f"the {self._run.schedule} schedule")
         for step in self._recipe.steps:
             files = self._request.kernels[step.kernel]
             plan = plan_from_json(files.plan)

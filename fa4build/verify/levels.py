@@ -360,6 +360,7 @@ class _Run:
             proven[requests[end.name].sha256] = check
 
         first = [name for name in waiting if requests[name].sha256 not in proven]
+        first.sort(key=lambda name: -len(requests[name].ptx))  # the longest kernels first, so that none is left alone
         self._run([Task(name=name, function=prove, argument=requests[name]) for name in first], end)
         rest = [(name, request) for name, request in requests.items() if name not in first]
         again = [(request, before.get(name) or proven[request.sha256]) for name, request in rest]

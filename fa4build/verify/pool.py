@@ -43,9 +43,12 @@ class End:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
+    """`place`: where the task last said that it was."""
+
     task: Task
     process: multiprocessing.process.BaseProcess
     started: float
+    place: str = ""
 
 
 def run_tasks(
@@ -111,10 +114,14 @@ def _receive(
         code = running[connection].process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
         hint = " Out of memory? Use fewer --jobs." if code == -9 else ""
-        _end(connection, running, None, SimulationError(f"{task.name}: its process {how}.{hint}"), on_end)
+        where = f" in {running[connection].place}" if running[connection].place else ""
+        _end(connection, running, None, SimulationError(f"{task.name}: its process {how}{where}.{hint}"), on_end)
         return
     if kind == "message":
+        running[connection].place = value
         on_message(task.name, value)
+    elif kind == "place":
+        running[connection].place = f"{running[connection].place.partition(', ')[0]}, {value}"
     else:
         _end(connection, running, *((value, None) if kind == "result" else (None, value)), on_end)
 
@@ -137,9 +144,19 @@ def _too_long(task: Task, timeout_s: float) -> SimulationError:
     return SimulationError(f"{task.name}: not finished after {timeout_s:.0f} s. Give it more with --timeout.")
 
 
+_tell_place: list[Callable[[str], None]] = []
+
+
+def now_in(place: str) -> None:
+    """Says where a task is, for the case that its process dies there; outside of a task, nothing."""
+    for tell in _tell_place:
+        tell(place)
+
+
 def _work(function: Callable[[Any, Callable[[str], None]], Any], argument: Any, connection: Connection) -> None:
     """The other process: exactly one result or error, after any number of messages."""
     gc.set_threshold(_OBJECTS)
+    _tell_place[:] = [lambda place: connection.send(("place", place))]
     try:
         answer = ("result", function(argument, lambda message: connection.send(("message", message))))
     except Fa4BuildError as error:

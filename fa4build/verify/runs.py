@@ -17,6 +17,7 @@ from fa4build.matrix.variants import parse_variant
 from fa4build.plan import Launch, LaunchPlan, evaluate, failed_guard
 from fa4build.simulate import GlobalMemory, plan_inputs, simulate_launch
 from fa4build.verify.engines import DEFAULT, engine_named
+from fa4build.verify.pool import now_in
 
 POISON = 0x7FC1  # a quiet NaN in bfloat16, in float16, and twice in float32
 _GUARD = {1: FP8_NAN, 2: POISON, 4: POISON << 16 | POISON}
@@ -147,6 +148,7 @@ def execute(
     Args: unwritten: outputs that hold nothing yet; with checks, reading one before it is written is an error.
     Raises: SimulationError as the simulator, and when the plan refuses.
     """
+    now_in(f"the {run.schedule} schedule")
     before = {name: buffer.whole.copy() for name, buffer in buffers.items()}
     memory = GlobalMemory()
     views = {name: buffer.view for name, buffer in buffers.items()}

@@ -38,6 +38,7 @@ from fa4build.verify.chain import prove_chain_case
 from fa4build.verify.code_identity import place_of
 from fa4build.verify.engines import DEFAULT, engine_named
 from fa4build.verify.identity import Prover, PtxForm, digest_of, plan_sha256, ptx_form
+from fa4build.verify.pool import now_in
 from fa4build.verify.runs import Link, Request, execute, filled, poisoned, scalars_for, softmax_scale
 from fa4build.verify.varlen import drawer_of, dtypes_of, prove_packed_case
 
@@ -135,7 +136,7 @@ def own_prover(engine: str) -> Prover:
 
 def given() -> tuple[Any, ...]:
     """What a request's digest holds as values: which kernel it is, its cases, facts, and who proves it."""
-    chosen = (cases_of_variant, _prover, _prove_chain, drawer_of, summary_of, engine_named)
+    chosen = (cases_of_variant, _prover, _prove_chain, drawer_of, summary_of, engine_named, now_in)
     return (Variant, parse_variant, arch_named, dtypes_of, *chosen)
 
 

@@ -445,6 +445,29 @@ def test_prune_leaves_a_running_build_alone(tmp_path):
     assert (cache.size().objects, work.exists()) == (0, False)
 
 
+def test_what_proofs_keep_beside_is_counted_and_goes_by_age(tmp_path):
+    """Forms, libraries and the C compiler's cache; without an age they stay, but for what a killed compile left."""
+    cache = Cache(tmp_path)
+    now = time.time()
+    for name, days in (
+        ("forms/ab/old.json", 40),
+        ("native/new.so", 1),
+        ("zig/o/old", 40),
+        ("native/fa4build-native-x/o", 1),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1234")
+        for each in (path, path.parent):
+            os.utime(each, (now - days * 86400,) * 2)
+    assert cache.size().beside == {"forms": 4, "native": 8, "zig": 4}
+
+    cache.prune()
+    assert cache.size().beside == {"forms": 4, "native": 4, "zig": 4}
+    cache.prune(max_age_s=30 * 86400)
+    assert cache.size().beside == {"forms": 0, "native": 4, "zig": 0}
+
+
 def test_use_is_noted_so_that_prune_keeps_it(tmp_path):
     """A hit makes an entry young again."""
     cache, now = Cache(tmp_path), time.time()

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fa4build.errors import LaunchPlanError
-from fa4build.verify.pool import Task, run_tasks
+from fa4build.verify.pool import Task, now_in, run_tasks
 
 
 def work(what, tell):
@@ -22,6 +22,11 @@ def work(what, tell):
         raise ValueError("a bug")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "crash":
+        tell("case 2/12 odd")
+        now_in("the eager schedule")
+        now_in("the late schedule")
+        os.kill(os.getpid(), signal.SIGSEGV)
     if what == "sleep":
         time.sleep(60)
     tell(f"half of {what}")
@@ -58,6 +63,14 @@ def test_one_bad_task_harms_no_other():
     assert (type(ends["fail"].error), str(ends["fail"].error)) == (LaunchPlanError, "no such plan")
     assert "ValueError: a bug" in str(ends["raise"].error)
     assert "killed by signal 9" in str(ends["die"].error)
+
+
+def test_a_crash_is_told_with_the_case_and_the_order():
+    """Those that the task was in; the others go on."""
+    ends, _ = run("crash", "good", jobs=1)
+
+    assert str(ends["crash"].error) == "crash: its process was killed by signal 11 in case 2/12 odd, the late schedule."
+    assert ends["good"].result == "goodgood"
 
 
 def test_a_task_that_takes_too_long_is_ended():

@@ -18,6 +18,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import filelock
+
 from fa4build.errors import ToolchainError
 
 HERE = Path(__file__).parent
@@ -98,11 +100,17 @@ def build(folder: Path | None = None) -> Path:
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / f"{target.name}.lock"):  # of several that want it, one compiles
+        if not target.is_file():
+            _compile_into(folder, target)
+    return target
+
+
+def _compile_into(folder: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fa4build-native-", dir=folder) as scratch:
         made = Path(scratch) / "simulator.so"
         _compile(made, Path(scratch))
-        made.replace(target)  # whole or not at all, also with several builders
-    return target
+        made.replace(target)  # whole or not at all
 
 
 def _compile(made: Path, scratch: Path) -> None:
