@@ -224,20 +224,25 @@ def read_simulated(path: Path) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def simulated_records(directories: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Committed summaries of simulated proofs, by cubin sha256; rows that are no evidence are told and left out.
+    """Committed summaries of simulated proofs, by cubin sha256. Rows that are no evidence are left out, and told: one
+    for all of a file.
 
     Raises: as `read_simulated`.
     """
     paths = (path for directory in directories for path in sorted(directory.rglob(SIMULATED_NAME)))
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
+        faults: list[str] = []
         for kernel, (sha256, summary) in read_simulated(path).items():
             digest_fault = None if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else "its digest is none"
             fault = digest_fault or level_fault("simulated", kernel, summary)
             if fault is None:
                 found[sha256] = summary
             else:
-                warnings.warn(f"{path}: {kernel}: {fault}. {_NOT_COUNTED}", EvidenceWarning, stacklevel=2)
+                faults.append(f"{kernel}: {fault}")
+        if faults:
+            more = f" Nor do {len(faults) - 1} more of its records." if len(faults) > 1 else ""
+            warnings.warn(f"{path}: {faults[0]}. {_NOT_COUNTED}{more}", EvidenceWarning, stacklevel=2)
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fa4build.cases.acceptance_set import acceptance_cases
+from fa4build.cases.schedules import runs_of
 from fa4build.errors import Fa4BuildError
 from fa4build.shipping.release import committed_evidence
 from fa4build.store.evidence import (
@@ -23,6 +24,7 @@ from fa4build.store.evidence import (
     committed_in,
     evidence_for,
     known_records,
+    level_fault,
     read_record,
     read_simulated,
     record_path,
@@ -214,6 +216,32 @@ def test_a_committed_row_that_is_no_evidence_is_told_and_left_out(tmp_path):
     write_simulated(path, {KERNEL: (SHA, SIMULATED), "fwd-sm90a-bf16-hd64-full": ("cd" * 32, {"cases": 12})})
     with pytest.warns(EvidenceWarning, match="fwd-sm90a-bf16-hd64-full: lacks checked_schedules"):
         assert simulated_records([tmp_path]) == {SHA: SIMULATED}
+
+
+def test_many_committed_rows_that_are_no_evidence_are_told_in_one_line(tmp_path):
+    """The first, and how many more: acceptance sets grow, and then all of an op fall behind."""
+    names = [f"fwd-sm90a-bf16-hd64-{mask}" for mask in ("causal", "full", "local")]
+    write_simulated(tmp_path / "simulated.json", {name: (SHA, {**SIMULATED, "cases": 1}) for name in names})
+    with pytest.warns(EvidenceWarning) as told:
+        assert simulated_records([tmp_path]) == {}
+
+    (line,) = (str(each.message) for each in told)
+    assert "fwd-sm90a-bf16-hd64-causal: is of 1 cases" in line
+    assert line.endswith("Nor do 2 more of its records.")
+
+
+def test_a_native_record_comes_before_one_of_the_python_engine(tmp_path):
+    """Wherever either lies; an engine that nobody knows is none."""
+    runs = [run.schedule for run in runs_of("native")]
+    native = {**SIMULATED, "engine": "native", "schedules": runs, "checked_schedules": runs}
+    committed = Committed(simulated={SHA: native})
+    write_record(tmp_path, "simulated", SUBJECT, SIMULATED)
+    assert evidence_for(SUBJECT, tmp_path, committed).simulated["engine"] == "native"
+    write_record(tmp_path, "simulated", SUBJECT, {**native, "worst_ratio": 0.5})
+    assert evidence_for(SUBJECT, tmp_path, committed).simulated["worst_ratio"] == 0.5
+
+    assert "engine" in level_fault("simulated", KERNEL, {**native, "engine": "another"})
+    assert "schedules" in level_fault("simulated", KERNEL, {**native, "engine": "python"})
 
 
 def test_a_damaged_file_of_proofs_is_an_error(tmp_path):
