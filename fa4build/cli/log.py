@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fa4build.cli.common import cache_dir_option, family_option, open_cache
+from fa4build.cli.common import cache_dir_option, family_option, json_option, open_cache, print_json
 from fa4build.errors import NotCachedError
 
 
@@ -12,7 +12,8 @@ from fa4build.errors import NotCachedError
 @click.argument("variant_id", metavar="ID")
 @family_option
 @cache_dir_option
-def command(variant_id: str, family_name: str, cache_dir: Path | None) -> None:
+@json_option
+def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: bool) -> None:
     """Print the log of one variant's compile: of the one in the cache, or of the last one that failed.
 
     \b
@@ -30,8 +31,13 @@ def command(variant_id: str, family_name: str, cache_dir: Path | None) -> None:
         raise click.UsageError(f"{variant_id!r} is {len(others) + 1} variants; name one.")
     failed = cache.work_dir(recipe.name, recipe.key) / LOG_NAME
     if entry is not None:
-        click.echo(cache.read(entry, "log"), nl=False)
+        text = cache.read(entry, "log")
     elif failed.is_file():
-        click.echo(failed.read_bytes(), nl=False)
+        text = failed.read_bytes()
     else:
         raise NotCachedError(f"{variant_id}: was not compiled here. Run: fa4build matrix --select {variant_id}")
+    if as_json:
+        status = "failed" if entry is None else "compiled"
+        print_json({"id": recipe.name, "key": recipe.key, "status": status, "log": text.decode(errors="replace")})
+    else:
+        click.echo(text, nl=False)
