@@ -22,6 +22,7 @@ from fa4build.cases.backward import (  # noqa: E402
 from fa4build.cases.forward import Case, draw_inputs, round_to, window_of  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.simulate import simulate  # noqa: E402
+from fa4build.simulate.native.run import run_launch  # noqa: E402
 from tests.built import cubin_of  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
@@ -78,6 +79,7 @@ def run_backward(variant, cubin, case, **options):
     arrays["dq_semaphore"] = np.zeros((batch, heads, rounded // 128), np.int32)
     arrays |= {name: np.full(x.shape, 0x7E01, np.uint16) for name, x in (("dk", k), ("dv", v))}
     scalars = {"softmax_scale": scale, "window_left": window[0], "window_right": window[1], "num_sms": 132}
+    options = {"engine": run_launch, "free_sums": not variant.deterministic, **options}
     simulate(cubin.plan, cubin.ptx, arrays, scalars, **options)
     dq = arrays["dq_accum"][:, :, :seqlen_q].transpose(0, 2, 1, 3).astype(np.float64) * scale
     found = Gradients(dq=dq, dk=from_bits(arrays["dk"], dtype), dv=from_bits(arrays["dv"], dtype))

@@ -13,6 +13,7 @@ from fa4build.plan.as_json import plan_to_json
 from fa4build.plan.values import BytesParam, Launch, TensorMapParam
 from fa4build.simulate import GlobalMemory, simulate_launch
 from fa4build.simulate.hardware.global_memory import Buffer
+from fa4build.simulate.native.run import run_launch
 from tests.built import cubin_of
 from tests.runtime.fake import fake_cubin, param_bytes, read_map, write_pack
 
@@ -50,7 +51,7 @@ class _SimulatedLaunch:
         memory = _memory_of(arguments)
         for record, planned in zip(self._runtime._fake.launches, self._cubin.plan.launches, strict=True):
             self._runtime.launched.append(record.kernel.decode())
-            simulate_launch(self._cubin.ptx, _recorded_launch(record, planned), memory)
+            simulate_launch(self._cubin.ptx, _recorded_launch(record, planned), memory, engine=run_launch)
 
 
 def _memory_of(arguments):
