@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fa4build.cli.common import family_option, json_option, print_json, selection, selection_options
+from fa4build.cli.common import family_option, json_option, print_json, selection_options
 
 if TYPE_CHECKING:
+    from fa4build.matrix.selection import Selection
     from fa4build.shipping.coverage import Coverage
 
 _SHOWN = 10
@@ -27,9 +28,7 @@ _SHOWN = 10
 @json_option
 def command(
     files: tuple[Path, ...],
-    arches: tuple[str, ...],
-    globs: tuple[str, ...],
-    spec: Path | None,
+    wanted: "Selection",
     family_name: str,
     against: str | None,
     as_json: bool,
@@ -55,16 +54,16 @@ def command(
     from fa4build.shipping.coverage_family import cover_family
 
     family = family_named(family_name)
-    wanted = family.expand(selection(arches, globs, spec)) if arches or globs or spec else ()
+    kernels = () if wanted.names_nothing else family.expand(wanted)
     files = files or (Path("dist"),)
     listed = None if against == "api" else made_for(files, family.name)
     if against == "bundle" and listed is None:
         raise click.UsageError("--against bundle needs bundles alone, as `fa4build bundle` writes them.")
     packs = installed_form(files, family.name)
-    coverage = cover(packs, wanted) if family.name == DEFAULT else cover_family(packs, family, wanted)
+    coverage = cover(packs, kernels) if family.name == DEFAULT else cover_family(packs, family, kernels)
     if listed is not None:
         absent = sorted(listed - {entry.id for pack in packs for entry in pack.manifest.entries})
-        coverage = judged(coverage, {kernel.id for kernel in wanted})
+        coverage = judged(coverage, {kernel.id for kernel in kernels})
         coverage = dataclasses.replace(coverage, missing=tuple(sorted({*coverage.missing, *absent})))
     if as_json:
         print_json(coverage.as_dict())

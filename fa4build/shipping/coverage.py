@@ -16,14 +16,13 @@ from pathlib import Path
 from fa4build.errors import CoverageError
 from fa4build.matrix.arch import ARCHES, Arch
 from fa4build.matrix.axes import Variant
+from fa4build.matrix.problems import problem_of
 from fa4build.matrix.variants import in_default_matrix, kernel_written, refused_variants, valid_variants
 from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.errors import PackError
 from fa4build.runtime.fa4_kernels.packs import Entry, Pack, read_manifest
 from fa4build.shipping.manifest import FAMILY, manifest_to_json
 from fa4build.shipping.pack import MANIFEST_FILE, read_pack
-
-_FEATURES = ("split", "softcap", "sink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,20 +199,6 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         wrong=tuple(wrong),
         alternatives=tuple(sorted(alternatives - served.keys())),
         orphans=tuple(sorted(entries.keys() - served.keys() - alternatives)),
-    )
-
-
-def problem_of(variant: Variant) -> Problem:
-    """What a call asks for when this variant is what answers it."""
-    return Problem(
-        op=variant.op,
-        layout=variant.layout,
-        dtype=variant.dtype,
-        head_dim=variant.head_dim,
-        head_dim_v=variant.head_dim_v,
-        mask=variant.mask,
-        deterministic=variant.deterministic,
-        features=frozenset(name for name in _FEATURES if getattr(variant, name)),
     )
 
 
