@@ -37,10 +37,7 @@ def lacks(document: dict, use: Use = PAGES, gpu=H200) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        *[
-            (text, "sm_90a")
-            for text in ("H200", "h200", "NVIDIA H100 80GB HBM3", "GH200", "sm90", "SM_90A", "9.0", "90")
-        ],
+        *[(text, "sm_90a") for text in ("H200", "h200", "NVIDIA H100 80GB HBM3", "GH200", "sm90", "SM_90A", "9.0")],
         *[(text, "sm_100a") for text in ("B200", "gb200", "sm100", "sm_100a", "10.0")],
         *[(text, "sm_103a") for text in ("B300", "NVIDIA GB300", "sm103", "10.3")],
     ],

@@ -240,7 +240,7 @@ _FAMILIES: tuple[tuple[Structure, str], ...] = (
         "splinter tipsv2_text_model tipsv2_vision_model unispeech unispeech-sat wav2vec2 distilbert nomic_bert "
         "qwen2_audio_encoder vit vit_mae vit_msn voxtral_encoder xlm-roberta xlm-roberta-xl "
         "qwen3_vl_vision "
-        "qwen3_vl_moe_vision qwen2_5_vl_vision"
+        "qwen3_vl_moe_vision qwen2_5_vl_vision "
         "qwen3_5_vision qwen3_5_moe_vision glm4v_vision glm4v_moe_vision llama4_vision_model",
     ),
     (
