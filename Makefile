@@ -19,7 +19,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 # Simulated on every build; the whole proof, `fa4build verify`, takes hours.
 QUICK ?= fwd-*-bf16-hd64-causal fwd_combine-*-bf16-hd64 bwd_preprocess-*-bf16-hd64
 ARCHES := $(foreach arch,$(ARCH),--arch $(arch))
-CODE := fa4build kernels_src tests benchmarks
+CODE := fa4build kernels_src tests device benchmarks tuning
 
 .DEFAULT_GOAL := help
 .PHONY: help matrix wheels lint format test test-slow check-cubins clean

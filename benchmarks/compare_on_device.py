@@ -21,8 +21,11 @@ import json
 import math
 import statistics
 import sys
+from pathlib import Path
 
-from device_checks import reason, run_installed, setting, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "device"))
+
+from harness import reason, run_installed, setting, write
 
 DEVICE = "cuda"
 HEAD_DIMS, SEQLENS = (64, 128, 256), (1024, 4096, 16384)

@@ -14,9 +14,12 @@ import itertools
 import random
 import statistics
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "device"))
 
 from compare_on_device import PEAK_BYTES_A_SECOND
-from device_checks import reason, run_installed, setting, write
+from harness import reason, run_installed, setting, write
 
 DEVICE = "cuda"
 BATCHES = (

@@ -21,7 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_checks import driver_version, run_installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "device"))
+
+from harness import driver_version, run_installed
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLS = 50  # a round; the stand-in keeps 64 launches, a GPU's queue some more

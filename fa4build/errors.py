@@ -5,9 +5,13 @@ A message says what went wrong, the value, what is allowed and what to do next.
 
 
 class Fa4BuildError(Exception):
-    """Root of the tree. `exit_code` is the status the command line ends with."""
+    """Root of the tree. `exit_code` is the status the command line ends with.
+
+    `may_pass_again`: whether the same may go well another time, as after a process that was killed.
+    """
 
     exit_code = 1
+    may_pass_again = False
 
 
 class VariantError(Fa4BuildError):

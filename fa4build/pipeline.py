@@ -6,17 +6,19 @@ stopped. A failed variant does not stop the others.
 
 import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fa4build.compiling.compile import TIMEOUT_S, CompileOptions, Cubin
-from fa4build.compiling.executors import Executor, Finished, LocalExecutor
+from fa4build.compiling.executors import Finished
 from fa4build.compiling.toolchain import Toolchain, current_toolchain
 from fa4build.errors import CompileError, Fa4BuildError, NotCachedError
 from fa4build.families.interface import Buildable, Family, Recipe
 from fa4build.families.registry import family_named
+from fa4build.farm.executors import Executor, Settings, make_executor
 from fa4build.matrix.selection import Selection
 from fa4build.plan import plan_to_json
 from fa4build.store.cache import Cache, CacheEntry
@@ -30,6 +32,7 @@ class Outcome:
 
     Attributes:
         key: None if it could not even be rendered.
+        status: `skipped` was not tried, because another failed and the build was told to stop then.
         seconds: wall time of the compile, 0 if there was none. `cpu_seconds`, `peak_bytes`: what it used.
         facts: of the cache entry; None if it failed.
         message, exit_code: of the error; empty and 0 if there was none.
@@ -37,7 +40,7 @@ class Outcome:
 
     name: str
     key: str | None
-    status: Literal["cached", "compiled", "failed"]
+    status: Literal["cached", "compiled", "failed", "skipped"]
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_bytes: int = 0
@@ -131,6 +134,10 @@ def build_matrix(
     allow_spills: bool = False,
     part: tuple[int, int] = (1, 1),
     family: Family | None = None,
+    executor: str = "local",
+    scheduler: str | None = None,
+    retries: int = 0,
+    fail_fast: bool = False,
 ) -> BuildReport:
     """Bring every selected variant into the cache.
 
@@ -140,15 +147,26 @@ def build_matrix(
         allow_spills: whether a kernel whose registers spill to memory passes; those of some families always do.
         part: (index, count): only this part of the matrix, see `shard`.
         family: whose matrix; default: our own.
+        executor, scheduler: where compiles run, see `farm.executors`.
+        retries: how often a compile that was killed, or ran out of time, is tried again.
+        fail_fast: after the first failure start no other compile; what runs is finished.
     Raises: VariantError, NothingSelectedError; ToolchainError if the compiler is missing or cannot run. What goes wrong
         with one variant is an outcome.
     """
     family = family or family_named()
     variants = shard(family.expand(selection), *part)
     toolchain = family.toolchain(current_toolchain())
-    with LocalExecutor(toolchain, jobs=jobs, timeout_s=timeout_s, worker=family.worker) as executor:
-        spills = allow_spills or family.may_spill
-        build = Build(cache=cache, executor=executor, on_event=on_event, allow_spills=spills, total=len(variants))
+    settings = Settings(toolchain=toolchain, family=family, jobs=jobs, timeout_s=timeout_s, scheduler=scheduler)
+    with closing(make_executor(executor, settings)) as running:
+        build = Build(
+            cache=cache,
+            executor=running,
+            on_event=on_event,
+            allow_spills=allow_spills or family.may_spill,
+            total=len(variants),
+            retries=retries,
+            fail_fast=fail_fast,
+        )
         return build.run(variants, lambda variant: family.recipe(variant, toolchain, options or CompileOptions()))
 
 
@@ -161,6 +179,9 @@ class Build:
     total: int
     on_event: Callable[[Event], None] | None = None
     allow_spills: bool = False
+    retries: int = 0
+    fail_fast: bool = False
+    _tries: Counter[str] = field(default_factory=Counter)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _waiting: deque[Recipe] = field(default_factory=deque)
     _running: dict[int, tuple[Recipe, Callable[[], None]]] = field(default_factory=dict)
@@ -174,6 +195,7 @@ class Build:
             self._look_up(variant, recipe_of)
         try:
             while self._waiting or self._running:
+                self._stop_if_asked()
                 self._start_compiles()
                 if self._running:
                     self._finish(self.executor.wait())
@@ -187,6 +209,13 @@ class Build:
             seconds=time.monotonic() - started,
             workers=self.executor.capacity,
         )
+
+    def _stop_if_asked(self) -> None:
+        """After a failure, when that shall be the end: nothing waits any more."""
+        if self.fail_fast and any(outcome.status == "failed" for outcome in self._outcomes.values()):
+            while self._waiting:
+                recipe = self._waiting.popleft()
+                self._note(Outcome(name=recipe.name, key=recipe.key, status="skipped"))
 
     def _look_up(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> None:
         try:
@@ -217,7 +246,7 @@ class Build:
                 release()
                 self._note(self._judged(recipe, entry, "cached"))
                 continue
-            job = self.executor.submit(recipe.request, recipe.options, self.cache.work_dir(recipe.name, recipe.key))
+            job = self.executor.submit(recipe, self.cache.work_dir(recipe.name, recipe.key))
             self._running[job] = (recipe, release)
             self._tell(recipe.name, None)
 
@@ -225,6 +254,10 @@ class Build:
         recipe, release = self._running.pop(finished.job)
         try:
             if isinstance(finished.result, Fa4BuildError):
+                if finished.result.may_pass_again and self._tries[recipe.key] < self.retries:
+                    self._tries[recipe.key] += 1
+                    self._waiting.append(recipe)
+                    return
                 self._note(_failed(recipe, finished.result, seconds=finished.seconds))
                 return
             entry = store(self.cache, recipe, finished.result)

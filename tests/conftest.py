@@ -1,16 +1,33 @@
 """Options and fixtures shared by all tests."""
 
 import difflib
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.built import SHARED_FOLDER
 
 GOLDEN_DIR = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code makes now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder a run for the kernels that its processes share (tests/built.py); workers inherit its name."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="fa4build-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The folder goes with the run."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(SHARED_FOLDER), ignore_errors=True)
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ NOT_RUN = {
     "pip install --no-index --find-links dist fa4-kernels[sm100]": "installs what the make before it has built",
     "pip download ": "needs a network",
     "fa4build bundle out --arch sm90 --include torch-wheels": "includes what the download before it has fetched",
-    "python benchmarks/prove_on_device.py": "needs a GPU",
+    "python device/prove_forward.py": "needs a GPU",
+    "python -m fa4_kernels run program.py": "needs fa4_kernels installed; tests/runtime/test_stack_modules.py runs it",
     "FA4_KERNELS_RECORD=/var/tmp/misses.jsonl python train.py": "needs a GPU",
 }
 """Commands that are not run, by how they begin, and why."""

@@ -65,15 +65,12 @@ class ScriptedExecutor:
     running: list[tuple[int, str]] = field(default_factory=list)
     most_at_a_time: int = 0
 
-    def __enter__(self) -> "ScriptedExecutor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         pass
 
-    def submit(self, request: CompileRequest, options: CompileOptions, work_dir: Path) -> int:
-        self.submitted.append(request.name)
-        self.running.append((len(self.submitted), request.name))
+    def submit(self, recipe: Recipe, work_dir: Path) -> int:
+        self.submitted.append(recipe.name)
+        self.running.append((len(self.submitted), recipe.name))
         self.most_at_a_time = max(self.most_at_a_time, len(self.running))
         return len(self.submitted)
 
@@ -293,3 +290,25 @@ def test_asserting_that_everything_is_cached_names_what_is_not(tmp_path):
         require_cached(found)
     assert error.value.exit_code == 11
     assert [entry.name for entry in require_cached(found[:4])] == list(NAMES[:4])
+
+
+def test_a_killed_compile_is_tried_again(tmp_path):
+    """As often as asked for; what the compiler refuses is not."""
+    killed, refused = CompileError("killed"), CompileError("ptxas died")
+    killed.may_pass_again = True
+    executor = ScriptedExecutor(results={NAMES[0]: killed, NAMES[1]: refused})
+    report, _ = build(Cache(tmp_path), executor, VARIANTS[:3], retries=2)
+
+    assert statuses(report) == {NAMES[0]: "failed", NAMES[1]: "failed", NAMES[2]: "compiled"}
+    assert [executor.submitted.count(name) for name in NAMES[:3]] == [3, 1, 1]
+
+
+def test_fail_fast_starts_nothing_after_a_failure(tmp_path):
+    """What waits is skipped, and is built the next time; the exit code is the failure's."""
+    cache = Cache(tmp_path)
+    executor = ScriptedExecutor(capacity=1, results={NAMES[1]: CompileError("ptxas died")})
+    report, _ = build(cache, executor, fail_fast=True)
+
+    assert list(statuses(report).values()) == ["compiled", "failed", *["skipped"] * 4]
+    assert (report.exit_code, report.count("skipped"), len(executor.submitted)) == (5, 4, 2)
+    assert build(cache, ScriptedExecutor())[0].count("compiled") == 5

@@ -21,6 +21,7 @@ COMMANDS = {
     "wheel": ("wheel", "Pack compiled kernels and the runtime into wheels."),
     "verify": ("verify", "Prove compiled kernels: binaries, simulation, records from GPUs."),
     "list": ("list_", "List variants: built, written, planned, refused."),
+    "log": ("log", "Print what the compiler said about one variant."),
     "explain": ("explain", "Tell everything known about one variant."),
     "inspect": ("inspect", "Look into a wheel, pack, manifest, cubin or launch plan."),
     "bundle": ("bundle", "Wheels, index, digests and checks for machines without a network."),

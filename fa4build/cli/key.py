@@ -37,7 +37,7 @@ def new(name: str, out_dir: Path, as_json: bool) -> None:
         print_json({"private": str(private_path), "public": str(public_path), "key_id": key.key_id})
         return
     click.echo(f"key {key.key_id}\n  {private_path}  signs; keep it secret\n  {public_path}  for trust stores")
-    note("Operators put the .pub file into their trust store and set FA4_KERNELS_TRUST=require.")
+    note("Operators put the .pub file into their trust store: from then on, packs must be signed by a key in it.")
 
 
 @command.command("show")

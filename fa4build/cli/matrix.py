@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,6 +64,22 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, help="Seconds one compile may take."
 )
+@click.option(
+    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a compile that was killed."
+)
+@click.option("--fail-fast", is_flag=True, help="Start no other compile after the first failure.")
+@click.option(
+    "--executor",
+    type=click.Choice(("local", "dask")),
+    default="local",
+    show_default=True,
+    help="Where compiles run; docs/farm.md.",
+)
+@click.option("--scheduler", metavar="ADDRESS", help="With --executor dask: tcp://host:8786.")
+@click.option(
+    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit report, a test case a variant."
+)
+@click.option("--annotate", is_flag=True, help="Tell failures as annotations of GitHub Actions, too.")
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
 @json_option
 def command(
@@ -78,6 +95,12 @@ def command(
     assert_cached: bool,
     shard: tuple[int, int],
     timeout_s: float,
+    retries: int,
+    fail_fast: bool,
+    executor: str,
+    scheduler: str | None,
+    junit: Path | None,
+    annotate: bool,
     allow_spills: bool,
     as_json: bool,
 ) -> int:
@@ -94,11 +117,14 @@ def command(
       fa4build matrix --model config.json --gpu H200 --page-size 16    what a model is served with
       fa4build matrix --from-misses misses.jsonl      what FA4_KERNELS_RECORD=misses.jsonl wrote
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
+      fa4build matrix --executor dask --scheduler tcp://build-1:8786   on the workers of a cluster
       fa4build matrix --assert-cached                 prove that nothing is left to compile
       fa4build matrix --family flash-attn-4 --arch sm90    upstream's kernels
     """
+    from fa4build.cli.build_reports import annotation_lines, junit_text
     from fa4build.compiling.toolchain import refuse_steering
     from fa4build.families.registry import family_named
+    from fa4build.files import write_atomically
 
     refuse_steering(os.environ)
     if misses is not None:
@@ -112,8 +138,14 @@ def command(
     cache, family = open_cache(cache_dir, remote_cache, remote_cache_write), family_named(family_name)
     if dry_run or assert_cached:
         return _look_up(wanted, cache, family, shard, assert_cached=assert_cached, as_json=as_json)
-    options = {"jobs": jobs, "timeout_s": timeout_s, "allow_spills": allow_spills, "part": shard, "family": family}
-    report = build(wanted, cache, **options)
+    options: dict[str, Any] = {"timeout_s": timeout_s, "allow_spills": allow_spills, "part": shard, "family": family}
+    options |= {"executor": executor, "scheduler": scheduler, "retries": retries, "fail_fast": fail_fast}
+    report = build(wanted, cache, jobs=jobs, **options)
+    if junit is not None:
+        write_atomically(junit, junit_text(report))
+    if annotate:
+        for line in annotation_lines(report):
+            click.echo(line, err=as_json)
     if as_json:
         print_json(report_document(report, cache))
     else:
@@ -184,12 +216,20 @@ def _look_up(
 def _progress() -> Iterator[Callable[["Event"], None]]:
     """A function to call on each event: a live bar on a terminal, a line for each compile elsewhere."""
     if not sys.stderr.isatty():
-        yield _print_event
+        yield _Lines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("looking up", total=None)
         compiling: list[str] = []
@@ -206,21 +246,47 @@ def _progress() -> Iterator[Callable[["Event"], None]]:
         yield show
 
 
-def _print_event(event: "Event") -> None:
-    """A line for each variant that was compiled or failed; what is cached is silent."""
-    if event.outcome is not None and event.outcome.status != "cached":
-        note(f"[{event.done}/{event.total}] {_line(event.outcome)}")
+class _Lines:
+    """A line for each variant that was compiled or failed, with the time left; what is cached is silent."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._ended = 0
+
+    def __call__(self, event: "Event") -> None:
+        now = time.monotonic()
+        if event.outcome is None:
+            self._started = self._started or now
+        elif event.outcome.status != "cached":
+            self._ended += 1
+            left = (event.total - event.done) * (now - (self._started or now)) / self._ended
+            note(f"[{event.done}/{event.total}] {_line(event.outcome)}" + (f"; {_duration(left)} left" if left else ""))
+
+
+def _duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`: as exact as a guess is."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _line(outcome: "Outcome") -> str:
     took = f"{outcome.seconds:.1f} s"
+    if outcome.status == "skipped":
+        return f"skipped   {outcome.name}"
     if outcome.facts is None:
         return f"failed    {outcome.name}  {took}"
     return f"{outcome.status:9} {outcome.name}  {took}, {outcome.facts['registers']} registers"
 
 
+def _counts(report: "BuildReport") -> dict[str, int]:
+    """How many variants have which status; `skipped` only where there are any."""
+    skipped = ("skipped",) if report.count("skipped") else ()
+    return {status: report.count(status) for status in ("cached", "compiled", "failed", *skipped)}
+
+
 def _summary(report: "BuildReport") -> str:
-    counts = ", ".join(f"{report.count(status)} {status}" for status in ("cached", "compiled", "failed"))
+    counts = ", ".join(f"{number} {status}" for status, number in _counts(report).items())
     return f"{len(report.outcomes)} variants: {counts} in {report.seconds:.1f} s"
 
 
@@ -232,6 +298,6 @@ def report_document(report: "BuildReport", cache: "Cache") -> dict[str, Any]:
         "cache_dir": str(cache.root),
         "seconds": report.seconds,
         "workers": report.workers,
-        "counts": {status: report.count(status) for status in ("cached", "compiled", "failed")},
+        "counts": _counts(report),
         "variants": variants,
     }

@@ -28,7 +28,13 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
     "--device",
     "record",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take over a record from a GPU, written by benchmarks/prove_on_device.py.",
+    help="Take over a record from a GPU, written by the scripts of --device-scripts.",
+)
+@click.option(
+    "--device-scripts",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the scripts that verify wheels on a GPU into DIR; they need torch, and no fa4build there.",
 )
 @click.option("--timing", is_flag=True, help="Time the kernels in the model of docs/timing-model.md instead.")
 @click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
@@ -82,6 +88,7 @@ def command(
     static: bool,
     simulate: bool,
     record: Path | None,
+    device_scripts: Path | None,
     timing: bool,
     arches: tuple[str, ...],
     jobs: int | None,
@@ -110,10 +117,18 @@ def command(
       fa4build verify --arch sm100 --simulate --keep     proofs for everyone who builds the same cubins
       fa4build verify --family flash-attn-4 'fwd-sm100a-bf16-hd64-*'   operators of another family
       fa4build verify --static --update-baseline         after a change that was meant
-      fa4build verify --device record.json               take over what a GPU machine has proven
+      fa4build verify --device-scripts device            what a GPU machine runs: python device/prove_forward.py dist
+      fa4build verify --device record.json               take over what it has proven
       fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
     from fa4build.families.registry import DEFAULT, family_named
+
+    if device_scripts is not None:
+        from fa4build.verify.device_scripts import write_device_scripts
+
+        number = len(write_device_scripts(device_scripts))
+        print(f"{device_scripts}: {number} scripts; README.md there says how to run them")
+        return 0
 
     cache = open_cache(cache_dir)
     if record is not None:

@@ -270,9 +270,17 @@ def _failure(request: CompileRequest, work_dir: Path, end: JobEnd) -> Fa4BuildEr
     except FileNotFoundError:
         pass
     if end.end == "timeout":
-        return CompileError(f"{request.name}: stopped after {end.seconds:.0f} s without an end. {kept}")
+        return _accident(f"{request.name}: stopped after {end.seconds:.0f} s without an end. {kept}")
     what = f"the compile process ended with {end.end}"
     if end.end == "signal 9":
         what += " (killed; is the machine short of memory? then use fewer --jobs)"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return CompileError("\n".join([f"{request.name}: {what}.", *lines[-_LOG_LINES_SHOWN:], kept]))
+    text = "\n".join([f"{request.name}: {what}.", *lines[-_LOG_LINES_SHOWN:], kept])
+    return _accident(text) if end.end.startswith("signal") else CompileError(text)
+
+
+def _accident(text: str) -> CompileError:
+    """Of a compile that was ended from outside: it may go well another time."""
+    error = CompileError(text)
+    error.may_pass_again = True
+    return error

@@ -1,7 +1,6 @@
-"""Where compiles run. The pipeline hands requests in and takes results out, in any order.
+"""Compiles on this machine: a fork server, and as many children at a time as cores and memory allow.
 
-`LocalExecutor` is this machine: a fork server, and as many children at a time as cores and memory allow. Others (ssh,
-Slurm) would be further classes of the same shape.
+Where else compiles may run is the business of `fa4build.farm`.
 """
 
 import os
@@ -9,7 +8,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fa4build.compiling.compile import (
     TIMEOUT_S,
@@ -38,21 +36,6 @@ class Finished:
     job: int
     result: Cubin | Fa4BuildError
     seconds: float
-
-
-class Executor(Protocol):
-    """What the pipeline needs. Leaving the context ends everything that still runs."""
-
-    capacity: int
-
-    def __enter__(self) -> "Executor": ...
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, request: CompileRequest, options: CompileOptions, work_dir: Path) -> int:
-        """Start a compile in a work directory of its own; returns its number."""
-
-    def wait(self) -> Finished:
-        """Block until a compile ends. A failed compile is a result; only a broken executor raises."""
 
 
 class LocalExecutor:

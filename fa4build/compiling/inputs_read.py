@@ -15,6 +15,7 @@ native code opens.
 from __future__ import annotations
 
 import csv
+import ctypes.util
 import hashlib
 import importlib.util
 import os
@@ -27,12 +28,18 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from fa4build.errors import CompileError
 
 _BUILDER = Path(__file__).resolve().parents[1]
 _OTHER_FAMILIES = _BUILDER / "families"
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
+_PLUGIN_LIST = ".dist-info/entry_points.txt"
 _PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "socket.connect")
+
+_TORCH_TAKES = ("numpy", "opt-einsum", "optree", "tqdm")
+"""What `import torch` loads where it is installed, without requiring it: torch/hub.py, torch/backends/opt_einsum."""
 
 _opened: dict[str, None] = {}  # in the order of their first opening
 _ran: dict[str, None] = {}
@@ -57,8 +64,16 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
     elif event == "ctypes.dlopen":
         if isinstance(arguments[0], str) and "/" in arguments[0]:
             _opened.setdefault(os.path.abspath(arguments[0]))
-    elif event in _PROGRAMS:
+    elif event in _PROGRAMS and not _is_library_search():
         _ran.setdefault(f"{event} {arguments[0]!r}")
+
+
+def _is_library_search() -> bool:
+    """Whether `ctypes.util.find_library` asks: it runs ldconfig, the compiler's own packages call it on import."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != ctypes.util.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def compiler_loads(load: Callable[[], object]) -> None:
@@ -101,6 +116,8 @@ def check_inputs(request: Mapping[str, Any], own_directories: Iterable[Path]) ->
         if path in sources:
             if _digest(path) != sources[path]:
                 raise CompileError(f"{who}: {path} was changed while the kernel was compiled from it. Build again.")
+        elif path.endswith(_PLUGIN_LIST):
+            continue  # whoever looks for plugins reads the lists of all distributions; a plugin in use is seen itself
         elif not path.startswith((*ours, *_SYSTEM)) and not _is_of_builder(path) and not _is_of_python(path):
             _check_installed(path, who, request)
     if _ran:
@@ -202,16 +219,24 @@ def _metadata_in(root: str) -> Mapping[str, Path]:
 
 
 def requirements(names: Iterable[str]) -> dict[str, PathDistribution]:
-    """These distributions and all that they require, extras aside, as far as they are installed."""
-    known, found, waiting = installed(), {}, list(names)
+    """These distributions and all that they require, as far as they are installed; extras where one is asked for."""
+    known, seen = installed(), set[tuple[str, str]]()
+    waiting = [(normalised(name), "") for name in names]
     while waiting:
-        name = normalised(waiting.pop())
-        if name in known and name not in found:
-            found[name] = known[name]
-            for line in known[name].requires or ():
-                if "extra ==" not in line and (match := re.match(r"[A-Za-z0-9._-]+", line)):
-                    waiting.append(match[0])
-    return found
+        name, extra = wanted = waiting.pop()
+        if name in known and wanted not in seen:
+            seen.add(wanted)
+            waiting += _required(known[name], extra)
+    return {name: known[name] for name, _ in seen}
+
+
+def _required(distribution: PathDistribution, extra: str) -> Iterator[tuple[str, str]]:
+    """(distribution, extra) that one with this extra ("": with none) requires on this machine."""
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = normalised(requirement.name)
+            yield from ((name, asked) for asked in ("", *requirement.extras))
 
 
 def environment() -> frozenset[str]:
@@ -225,7 +250,7 @@ def environment() -> frozenset[str]:
 @cache
 def _environment(search_path: tuple[str, ...]) -> frozenset[str]:
     compilers = [name for name in _installed(search_path) if name.startswith("nvidia-cutlass-dsl")]
-    return frozenset(requirements([*compilers, "apache-tvm-ffi", "pyelftools", "fa4build", "torch"]))
+    return frozenset(requirements([*compilers, "apache-tvm-ffi", "pyelftools", "fa4build", "torch", *_TORCH_TAKES]))
 
 
 def owner_of(path: str) -> tuple[str, str] | None:

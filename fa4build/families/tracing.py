@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import inspect
 import math
 import os
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fa4build.compiling import compile_worker
+from fa4build.compiling import compile_worker, inputs_read
 from fa4build.compiling.compile_worker import HostFunction
 from fa4build.errors import CompileError
 from fa4build.families.interface import Input, Scalar
@@ -29,19 +31,27 @@ DEVICES = (
     StandInDevice(sm_count=143, l2_bytes=52_428_815),
     StandInDevice(sm_count=207, l2_bytes=67_108_879),
 )
+_LIBRARIES = (
+    ("flash_attn.cute.interface",),
+    ("quack.rmsnorm", "quack.softmax", "quack.cross_entropy"),
+)
 
 
 def setup() -> dict[str, str]:
     """The compiler, torch, and the libraries whose kernels are compiled, as far as they are installed."""
     facts = compile_worker.setup()
-    for name in ("torch", "torch._subclasses.fake_tensor", "flash_attn.cute.interface", "quack.rmsnorm"):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    for name in ("quack.softmax", "quack.cross_entropy"):
-        importlib.import_module(name)
+    inputs_read.compiler_loads(_import_torch)
+    for modules in _LIBRARIES:
+        with contextlib.suppress(ModuleNotFoundError):
+            for name in modules:
+                importlib.import_module(name)
     return facts
+
+
+def _import_torch() -> None:
+    """Part of the environment, as the compiler is; it looks for plugins and libraries while it is imported."""
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch._subclasses.fake_tensor")
 
 
 def rewrite_functions(modules: Iterable[str]) -> int:

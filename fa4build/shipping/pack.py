@@ -208,6 +208,12 @@ def _read_pack(path: Path) -> Pack:
             f"{path.name}: holds {', '.join(sorted(tops))} beside its pack, which pip would install and Python may "
             "run. A pack is data only; get the wheel from its maker."
         )
+    points = wheel.files.get(f"{wheel.dist_info}/entry_points.txt", b"")
+    if not beside and [line for line in points.splitlines() if line.startswith(b"[")] != [b"[fa4_kernels.packs]"]:
+        raise WheelError(
+            f"{path.name}: its entry points are not its pack alone, so pip would make a command or a plug-in of it. A "
+            "pack is data only; get the wheel from its maker."
+        )
     files = {name.removeprefix(prefix): data for name, data in wheel.files.items() if name.startswith(prefix)}
     pack = pack_from_files(files, origin=path.name)
     if pack_import_name(pack.manifest.pack) != packages[0] or pack.manifest.version != wheel.version:

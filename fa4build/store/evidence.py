@@ -249,12 +249,13 @@ def _run_summaries(path: Path) -> dict[str, dict[str, Any]]:
         if run["schema"] != COMMITTED_SCHEMA:
             raise Fa4BuildError(
                 f"{path}: device record of schema {run['schema']}, this fa4build reads {COMMITTED_SCHEMA}. "
-                "Use the fa4build that wrote it, or record again with benchmarks/prove_on_device.py."
+                "Use the fa4build that wrote it, or record again with the scripts of fa4build verify --device-scripts."
             )
         found = [_silicon_row(run, row) for row in run["variants"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Fa4BuildError(
-            f"{path}: not a device record ({error!r}). Remove it, or record again with benchmarks/prove_on_device.py."
+            f"{path}: not a device record ({error!r}). Remove it, or record again with the scripts of "
+            "fa4build verify --device-scripts."
         ) from error
     return dict(row for row in found if row is not None)
 

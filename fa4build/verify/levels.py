@@ -1,7 +1,7 @@
 """`fa4build verify` without the printing: which levels of proof a selection of compiled kernels passes.
 
 Static proof reads the binary (`verify.static`), simulated proof runs its PTX on every acceptance case
-(`verify.simulated`), proof from silicon is a record made on a GPU machine (benchmarks/prove_on_device.py) that is
+(`verify.simulated`), proof from silicon is a record made on a GPU machine (device/prove_forward.py) that is
 checked against the cubins and kept. What is passed is written as evidence for the cubin's bytes (`evidence`), which
 `wheel` puts into the manifest; what fails leaves none.
 """

@@ -47,3 +47,19 @@ def test_what_is_imported_later_must_be_declared(tmp_path):
     done = checked(tmp_path, "import helper")
 
     assert f"compiling reads {tmp_path}/helper.py, which its cache key does not hold" in done.stderr
+
+
+def test_a_program_is_refused_unless_it_looks_for_a_library(tmp_path):
+    """ldconfig by ctypes.util.find_library, as the compiler's packages do on import; anything else is an input."""
+    searched = checked(tmp_path, "import ctypes.util; ctypes.util.find_library('dl')")
+    ran = checked(tmp_path, "import subprocess; subprocess.run(['/bin/true'])")
+
+    assert searched.returncode == 0, searched.stderr
+    assert "compiling runs a program or opens a connection (subprocess.Popen '/bin/true')" in ran.stderr
+
+
+def test_lists_of_plugins_are_no_inputs(tmp_path):
+    """Whoever looks for plugins reads the lists of all distributions: torch does when it is imported."""
+    done = checked(tmp_path, "from importlib.metadata import entry_points; entry_points(group='torch.backends')")
+
+    assert done.returncode == 0, done.stderr

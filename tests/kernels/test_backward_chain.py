@@ -22,15 +22,12 @@ from fa4build.cases.backward import (  # noqa: E402
 from fa4build.cases.bits import from_bits, to_bits  # noqa: E402
 from fa4build.cases.forward import Case, draw_inputs, round_to, window_of  # noqa: E402
 from fa4build.cases.schedules import RUNS  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.plan import plan_to_json  # noqa: E402
 from fa4build.verify.backward import ROWS  # noqa: E402
 from fa4build.verify.runs import execute, filled, poisoned, scalars_for, softmax_scale  # noqa: E402
 from fa4build.verify.simulated import request_for  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 # Two tiles of queries, three of keys, the last of each with an edge; two query heads share a key head.
 CASE = Case(name="chain", seqlen_q=200, seqlen_k=300, num_heads_q=2, num_heads_kv=1)
@@ -39,14 +36,13 @@ CHAINS = ("sm100a-bf16-hd64-causal-deterministic", "sm90a-fp16-hd64-full")
 
 
 @pytest.fixture(scope="module", params=CHAINS)
-def chain(request, tmp_path_factory):
+def chain(request):
     """(variant of the main kernel, {op: (request, plan)})."""
     main = parse_variant(f"bwd-{request.param}")
     helper = "-".join(request.param.split("-")[:3])
     kernels = {}
     for variant in (main, *(parse_variant(f"bwd_{step}-{helper}") for step in ("preprocess", "postprocess"))):
-        directory = tmp_path_factory.mktemp(variant.id)
-        cubin = compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 300)
+        cubin = cubin_of(variant.id)
         asked = request_for(
             variant, ptx=cubin.ptx, plan=plan_to_json(cubin.plan), registers=cubin.registers, seeds=(1,)
         )

@@ -13,15 +13,12 @@ from fa4build.cases.backward import backward_cases_for  # noqa: E402
 from fa4build.cases.forward import Case  # noqa: E402
 from fa4build.cases.of_variant import cases_of, is_packed  # noqa: E402
 from fa4build.cases.schedules import RUNS, Run  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.plan import plan_to_json  # noqa: E402
 from fa4build.verify.backward import prove_backward_case  # noqa: E402
 from fa4build.verify.simulated import request_for  # noqa: E402
 from fa4build.verify.varlen import prove_packed_case  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_100 may have
 # Five tiles of keys by four of queries, two query heads on one key head, and a window that some of them lie outside of.
@@ -49,11 +46,10 @@ HELPERS = (
 
 
 @pytest.fixture(scope="module", params=[*MAIN, *HELPERS])
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, cubin)."""
     variant = parse_variant(request.param)
-    directory = tmp_path_factory.mktemp(request.param)
-    return variant, compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 300)
+    return variant, cubin_of(variant.id)
 
 
 def prove(built, case, runs):

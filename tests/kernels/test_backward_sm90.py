@@ -20,12 +20,9 @@ from fa4build.cases.backward import (  # noqa: E402
     same_dtype_gradients,
 )
 from fa4build.cases.forward import Case, draw_inputs, round_to, window_of  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.simulate import simulate  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
 LOG2_E = 1.4426950408889634
@@ -44,11 +41,10 @@ MANY_TILES = Case(name="many-tiles", seqlen_q=300, seqlen_k=500, num_heads_q=2, 
         "bf16-hd256-causal-deterministic",
     ],
 )
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, cubin)."""
     variant = parse_variant(f"bwd-sm90a-{request.param}")
-    work = tmp_path_factory.mktemp("compile") / "work"
-    return variant, compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), work)
+    return variant, cubin_of(variant.id)
 
 
 def as_bits(values, dtype):

@@ -11,12 +11,9 @@ pytest.importorskip("cutlass")
 from fa4build.cases.bits import from_bits, to_bits  # noqa: E402
 from fa4build.cases.forward import Case, round_to  # noqa: E402
 from fa4build.cases.schedules import RUNS  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.verify.runs import Request, execute, filled, poisoned, scalars_for  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 ROWS = 128
 # Lengths around whole tiles, none at all, several of none in a row; the used ones of the second case leave NaN behind.
@@ -30,14 +27,12 @@ HEADS = 2
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built():
     """op -> (variant, request, plan); sm90a, fp16, head_dim 64."""
     kernels = {}
     for op in ("bwd_preprocess", "bwd_postprocess"):
         variant = parse_variant(f"{op}-sm90a-fp16-hd64-varlen")
-        cubin = compile_kernel(
-            render(variant, tuning_for(variant)), current_toolchain(), tmp_path_factory.mktemp(op), 300
-        )
+        cubin = cubin_of(variant.id)
         request = Request(
             variant_id=variant.id, ptx=cubin.ptx, plan="", registers=cubin.registers, seeds=(1,), sha256=""
         )

@@ -10,27 +10,23 @@ pytestmark = pytest.mark.dsl
 pytest.importorskip("cutlass")
 
 from fa4build.cases.schedules import RUNS  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.plan import plan_to_json  # noqa: E402
 from fa4build.verify.chain import CASES, companions_of, prove_chain_case  # noqa: E402
 from fa4build.verify.runs import Link, Request  # noqa: E402
 from fa4build.verify.simulated import request_for  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 MAIN = parse_variant("bwd-sm90a-bf16-hd64-causal")
 SMALL = CASES[1]
 
 
 @pytest.fixture(scope="module")
-def request_of_chain(tmp_path_factory) -> Request:
+def request_of_chain() -> Request:
     """The main kernel with its companions, compiled here."""
     cubins = {}
     for variant in (MAIN, *companions_of(MAIN)):
-        directory = tmp_path_factory.mktemp(variant.id)
-        cubins[variant.op] = compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 300)
+        cubins[variant.op] = cubin_of(variant.id)
     texts = {op: {"ptx": c.ptx, "plan": plan_to_json(c.plan), "registers": c.registers} for op, c in cubins.items()}
     links = tuple(Link(op=variant.op, **texts[variant.op]) for variant in companions_of(MAIN))
     return request_for(MAIN, **texts["bwd"], seeds=(1,), chain=links)

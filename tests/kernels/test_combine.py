@@ -12,23 +12,19 @@ pytest.importorskip("cutlass")
 
 from fa4build.cases.bits import from_bits  # noqa: E402
 from fa4build.cases.schedules import RUNS  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.verify.runs import Request, execute, filled, poisoned  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 VARIANTS = ("sm90a-bf16-hd64", "sm90a-fp16-hd96-sink", "sm100a-bf16-hd128-sink", "sm103a-fp16-hd256")
 RELATIVE_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # half a unit in the last place
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, cubin)."""
     variant = parse_variant(f"fwd_combine-{request.param}")
-    directory = tmp_path_factory.mktemp("combine") / "work"
-    return variant, compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory)
+    return variant, cubin_of(variant.id)
 
 
 def drawn(variant, num_splits: int, batch: int, seqlen_q: int, heads: int):

@@ -13,13 +13,11 @@ pytest.importorskip("cutlass")
 
 from fa4build.cases.forward import Case  # noqa: E402
 from fa4build.cases.schedules import RUNS, Run  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
 from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.plan import plan_to_json  # noqa: E402
 from fa4build.verify.simulated import prove_case, request_for  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block may have
 LENGTHS = (1, 17, 127, 128, 129, 200, 333, 512)
@@ -33,11 +31,11 @@ ALL_AT_ONCE = Run(schedule="random", padded=False, num_sms=8, concurrent_cluster
     scope="module",
     params=["sm100a-bf16-hd128-full-2cta", "sm103a-fp16-hd192x128-full-2cta", "sm100a-fp16-hd256-causal-2cta"],
 )
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, tuning, cubin)."""
     variant = parse_variant(f"fwd-{request.param}")
     tuning = tuning_for(variant)
-    cubin = compile_kernel(render(variant, tuning), current_toolchain(), tmp_path_factory.mktemp("compile") / "work")
+    cubin = cubin_of(variant.id)
     return variant, tuning, cubin
 
 

@@ -11,13 +11,11 @@ import pytest
 
 from fa4build.cases.of_variant import cases_of
 from fa4build.cases.schedules import RUNS
-from fa4build.compiling.compile import compile_kernel
-from fa4build.compiling.render import render
-from fa4build.compiling.toolchain import current_toolchain
 from fa4build.matrix.tuning import tuning_for
 from fa4build.matrix.variants import parse_variant
 from fa4build.verify.runs import Request
 from fa4build.verify.varlen import prove_packed_case
+from tests.built import cubin_of
 
 pytestmark = pytest.mark.dsl
 
@@ -26,11 +24,11 @@ PACKED = ["sm100a-bf16-hd64-local-paged", "sm103a-fp16-hd128-causal-varlen-sink"
 
 
 @pytest.fixture(scope="module", params=[*PACKED, "sm100a-bf16-hd128-causal-softcap"])
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, tuning, cubin)."""
     variant = parse_variant(f"fwd-{request.param}")
     tuning = tuning_for(variant)
-    cubin = compile_kernel(render(variant, tuning), current_toolchain(), tmp_path_factory.mktemp("compile") / "work")
+    cubin = cubin_of(variant.id)
     return variant, tuning, cubin
 
 

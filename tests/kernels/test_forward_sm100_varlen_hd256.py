@@ -15,13 +15,11 @@ pytest.importorskip("cutlass")
 
 from fa4build.cases.schedules import RUNS  # noqa: E402
 from fa4build.cases.varlen import PackedCase  # noqa: E402
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
 from fa4build.matrix.tuning import tuning_for  # noqa: E402
 from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.verify.runs import Request  # noqa: E402
 from fa4build.verify.varlen import prove_packed_case  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 
 SHARED_MEMORY_LIMIT = 232448  # bytes a block may have
 # With 449 less these: 1 to 7 blocks of 64 keys, more than twice round the five slots of K and V.
@@ -36,11 +34,11 @@ KEYS = (1, 64, 128, 193)
         pytest.param("sm103a-fp16-hd256-local-paged-split", marks=pytest.mark.slow),
     ],
 )
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, tuning, cubin)."""
     variant = parse_variant(f"fwd-{request.param}")
     tuning = tuning_for(variant)
-    cubin = compile_kernel(render(variant, tuning), current_toolchain(), tmp_path_factory.mktemp("compile") / "work")
+    cubin = cubin_of(variant.id)
     return variant, tuning, cubin
 
 

@@ -8,11 +8,9 @@ import re
 
 import pytest
 
-from fa4build.compiling.compile import compile_kernel
-from fa4build.compiling.render import render
-from fa4build.compiling.toolchain import current_toolchain
 from fa4build.matrix.tuning import tuning_for
 from fa4build.matrix.variants import parse_variant
+from tests.built import cubin_of
 
 pytestmark = pytest.mark.dsl
 
@@ -22,11 +20,11 @@ SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
 @pytest.fixture(
     scope="module", params=["bf16-hd64-causal", "fp16-hd128-local", "bf16-hd192x128-full", "bf16-hd256-full"]
 )
-def built(request, tmp_path_factory):
+def built(request):
     """(tuning, head_dims, number of masked and unmasked inner loops, cubin) of a variant."""
     variant = parse_variant(f"fwd-sm90a-{request.param}")
     tuning = tuning_for(variant)
-    cubin = compile_kernel(render(variant, tuning), current_toolchain(), tmp_path_factory.mktemp("compile") / "work")
+    cubin = cubin_of(variant.id)
     return tuning, variant.head_dims, {"full": 1, "causal": 2, "local": 3}[variant.mask], cubin
 
 

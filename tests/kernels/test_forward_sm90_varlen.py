@@ -8,11 +8,9 @@ import re
 
 import pytest
 
-from fa4build.compiling.compile import compile_kernel
-from fa4build.compiling.render import render
-from fa4build.compiling.toolchain import current_toolchain
 from fa4build.matrix.tuning import tuning_for
 from fa4build.matrix.variants import parse_variant
+from tests.built import cubin_of
 
 pytestmark = pytest.mark.dsl
 
@@ -23,11 +21,11 @@ SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
     scope="module",
     params=["bf16-hd64-causal-varlen-sink", "fp16-hd128-local-paged", "bf16-hd256-full-varlen-split-softcap"],
 )
-def built(request, tmp_path_factory):
+def built(request):
     """(variant, tuning, cubin)."""
     variant = parse_variant(f"fwd-sm90a-{request.param}")
     tuning = tuning_for(variant)
-    cubin = compile_kernel(render(variant, tuning), current_toolchain(), tmp_path_factory.mktemp("compile") / "work")
+    cubin = cubin_of(variant.id)
     return variant, tuning, cubin
 
 

@@ -58,11 +58,9 @@ class Inside(Grid):
 
 def setup() -> dict[str, str]:
     """The compile process: with torch, as for libraries that take its tensors."""
-    import torch._subclasses.fake_tensor  # noqa: F401
+    from fa4build.families import tracing
 
-    from fa4build.compiling import compile_worker
-
-    return compile_worker.setup()
+    return tracing.setup()
 
 
 def compile_kernel(request, options):

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.compiling.compile import Cubin, compile_kernel
-from fa4build.compiling.render import render
-from fa4build.compiling.toolchain import current_toolchain
-from fa4build.matrix.tuning import tuning_for
+from fa4build.compiling.compile import Cubin
 from fa4build.matrix.variants import parse_variant
 from fa4build.plan import (
     LaunchPlan,
@@ -30,16 +27,16 @@ from fa4build.plan.extract import extract_plan, validate_plan
 from fa4build.plan.extract.device_facts import StandInDevice, with_device_inputs
 from fa4build.plan.extract.vectors import replay
 from fa4build.plan.guards import add_guards
+from tests.built import cubin_of
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def forward(tmp_path_factory: pytest.TempPathFactory) -> Cubin:
+def forward() -> Cubin:
     """Our causal forward with head dimension 128, compiled as a build does it."""
     variant = parse_variant("fwd-sm90a-bf16-hd128-causal")
-    directory = tmp_path_factory.mktemp("forward")
-    return compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 120)
+    return cubin_of(variant.id)
 
 
 def forward_inputs(rng: random.Random) -> dict[str, int | float]:

@@ -9,7 +9,7 @@ import torch
 from fa4_kernels import loader
 from fa4_kernels.abi import OUTPUT_DTYPES, SIGNATURES, signature_name
 from fa4_kernels.dispatch import Device
-from fa4_kernels.errors import NoKernelError
+from fa4_kernels.errors import LayoutError, NoKernelError
 
 LOG2_E = 1.4426950408889634
 ROWS = 128  # of a tile of the backward's workspaces
@@ -51,16 +51,17 @@ class _Launch:
 
 
 def bound(problem, signature, arguments):
-    """Arguments by name. Asserts what the launcher and the plan's guards check."""
+    """Arguments by name. Asserts what the launcher and the plan's guards check, and asks for copies as it does."""
     assert len(arguments) == len(signature), (problem, len(arguments), [row[0] for row in signature])
     words = {"variant": problem.dtype, "output": OUTPUT_DTYPES[problem.dtype]}
     extents = {"head_dim": problem.head_dim, "head_dim_v": problem.head_dim_v}
-    for (name, kind, dtype, *rest), argument in zip(signature, arguments, strict=True):
+    for position, ((name, kind, dtype, *rest), argument) in enumerate(zip(signature, arguments, strict=True)):
         if kind == "scalar":
             assert isinstance(argument, {"i32": int, "f32": float}[dtype]), (name, argument)
             continue
         assert argument.dtype == _TORCH[words.get(dtype, dtype)], (name, argument.dtype)
-        assert argument.stride(-1) == 1 or argument.shape[-1] <= 1, (name, argument.stride())
+        if argument.stride(-1) != 1 and argument.shape[-1] > 1:
+            raise LayoutError(f"{name} has strides {argument.stride()}", position)
         assert all(stride > 0 for stride in argument.stride())
         for extent, number in zip(rest[0], argument.shape, strict=True):
             assert extents.setdefault(extent, number) == number, (name, extent, number, extents)

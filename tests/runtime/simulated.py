@@ -7,16 +7,13 @@ import ctypes
 import numpy as np
 from fa4_kernels import loader, packs
 
-from fa4build.compiling.compile import compile_kernel
-from fa4build.compiling.render import render
-from fa4build.compiling.toolchain import current_toolchain
 from fa4build.matrix.arch import arch_named
-from fa4build.matrix.tuning import tuning_for
 from fa4build.matrix.variants import parse_variant
 from fa4build.plan.as_json import plan_to_json
 from fa4build.plan.values import BytesParam, Launch, TensorMapParam
 from fa4build.simulate import GlobalMemory, simulate_launch
 from fa4build.simulate.hardware.global_memory import Buffer
+from tests.built import cubin_of
 from tests.runtime.fake import fake_cubin, param_bytes, read_map, write_pack
 
 # Numbers of the driver's enumerations (cuda.h, CUtensorMap*) -> the words of launch plans.
@@ -25,15 +22,9 @@ _SWIZZLES, _INTERLEAVES, _PROMOTIONS = (0, 32, 64, 128), (0, 16, 32), (0, 64, 12
 _FILLS = ("zero", "nan")
 
 
-def compile_variants(ids, directory):
+def compile_variants(ids):
     """id -> Cubin of the real kernels."""
-    cubins = {}
-    for name in ids:
-        variant = parse_variant(name)
-        work = directory / name
-        work.mkdir()
-        cubins[name] = compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), work, 120)
-    return cubins
+    return {name: cubin_of(name) for name in ids}
 
 
 class SimulatedRuntime(loader.Runtime):

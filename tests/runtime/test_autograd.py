@@ -38,7 +38,7 @@ BACKWARD = ["bwd_preprocess_sm90a_bf16_hd128_0", "bwd_sm90a_bf16_hd128_causal_0"
 
 @pytest.fixture(scope="module")
 def cubins(tmp_path_factory):
-    return compile_variants(IDS, tmp_path_factory.mktemp("compile"))
+    return compile_variants(IDS)
 
 
 @pytest.fixture

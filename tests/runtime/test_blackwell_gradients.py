@@ -59,7 +59,7 @@ def test_a_whole_pass_on_blackwell(launcher, fake, tmp_path, kind):
     capability, ids, (head_dim, head_dim_v), options = PASSES[kind]
     fake.set_capability(*capability)
     (tmp_path / "compile").mkdir()
-    runtime = SimulatedRuntime(compile_variants(ids, tmp_path / "compile"), tmp_path, fake)
+    runtime = SimulatedRuntime(compile_variants(ids), tmp_path, fake)
     generator = torch.Generator().manual_seed(head_dim)
     shapes = ((1, 140, 2, head_dim), (1, 200, 1, head_dim), (1, 200, 1, head_dim_v))
     q, k, v = (torch.randn(s, generator=generator).bfloat16().requires_grad_() for s in shapes)

@@ -1,4 +1,4 @@
-"""Contract of the scripts of benchmarks/ that compare and check on a device: with right kernels every check passes, a
+"""Contract of the scripts of device/ and benchmarks/ for a GPU: with right kernels every check passes, a
 check that goes wrong is told and the others go on, and what is printed and written is what was measured.
 
 On the CPU, with kernels that are loops (reference_kernels.py), small problems, and stand-ins for events, streams and
@@ -23,13 +23,14 @@ from fa4_kernels.errors import LayoutError  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "device"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import check_streams_on_device  # noqa: E402
-import check_torch_on_device  # noqa: E402
-import check_two_gpus_on_device  # noqa: E402
+import check_streams  # noqa: E402
+import check_torch  # noqa: E402
+import check_two_gpus  # noqa: E402
 import compare_on_device  # noqa: E402
-import device_checks  # noqa: E402
-import sanitize_on_device  # noqa: E402
+import harness  # noqa: E402
+import sanitize  # noqa: E402
 
 
 class Runtime(ReferenceRuntime):
@@ -88,7 +89,7 @@ def on_the_cpu(monkeypatch):
     loader.use_runtime(made)
     for module in (api, answers):
         monkeypatch.setattr(module, "CAN_ANSWER", False)
-    for module in (check_streams_on_device, check_torch_on_device, compare_on_device, sanitize_on_device):
+    for module in (check_streams, check_torch, compare_on_device, sanitize):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     fakes = {
         "Event": Event,
@@ -120,14 +121,14 @@ def test_checks_fail_alone_and_are_on_disk(tmp_path, capsys):
         raise ValueError("lost")
 
     path, record = tmp_path / "record.json", {"device": "d"}
-    status = device_checks.run_checks({"a": lambda: {"passed": True}, "b": broken}, record, path)
+    status = harness.run_checks({"a": lambda: {"passed": True}, "b": broken}, record, path)
     assert status == 1
     found = json.loads(path.read_text())
     assert found["device"] == "d"
     assert found["checks"]["a"]["passed"]
     assert found["checks"]["b"]["error"].startswith("ValueError: lost (test_device_scripts.py:")
 
-    status = device_checks.run_checks({"c": lambda: {"passed": True}}, {}, path, deadline=time.monotonic() - 1)
+    status = harness.run_checks({"c": lambda: {"passed": True}}, {}, path, deadline=time.monotonic() - 1)
     assert status == 1
     assert json.loads(path.read_text())["checks"]["c"]["error"] == "not run: out of time"
     assert "FAIL b" in capsys.readouterr().out
@@ -149,12 +150,12 @@ def write_wheel(directory, name, tag):
 
 def test_the_runtime_that_fits_and_packs_of_every_family_are_installed(tmp_path):
     """Beside it lie runtimes for another machine and for an interpreter that this is not."""
-    machine, site = f"manylinux_2_17_{device_checks.platform.machine()}", tmp_path / "site"
+    machine, site = f"manylinux_2_17_{harness.platform.machine()}", tmp_path / "site"
     for tag in (f"cp310-abi3-{machine}", f"cp39-cp39t-{machine}", "cp310-abi3-manylinux_2_17_other"):
         write_wheel(tmp_path, "fa4_kernels", tag)
     for name in ("fa4_kernels_sm90a", "fa4_kernels_upstream_sm90a"):
         write_wheel(tmp_path, name, "py3-none-any")
-    device_checks.install(tmp_path, site)
+    harness.install(tmp_path, site)
 
     found = {path.parent.name: path.read_text() for path in site.glob("*/tag.txt")}
     packs = {"fa4_kernels_sm90a": "py3-none-any", "fa4_kernels_upstream_sm90a": "py3-none-any"}
@@ -166,10 +167,10 @@ def test_the_runtime_that_fits_and_packs_of_every_family_are_installed(tmp_path)
 )
 def test_wheels_that_lack_the_runtime_or_a_pack_are_refused(tmp_path, wheel, told):
     """The packs asked for are our own."""
-    machine = device_checks.platform.machine()
+    machine = harness.platform.machine()
     write_wheel(tmp_path, wheel, f"cp310-abi3-manylinux_2_17_{machine}")
     with pytest.raises(SystemExit, match=f"needs the fa4_kernels wheel for {machine} and a pack wheel; it has {told}$"):
-        device_checks.install(tmp_path, tmp_path / "site", "fa4_kernels_sm*")
+        harness.install(tmp_path, tmp_path / "site", "fa4_kernels_sm*")
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def small(monkeypatch):
     sizes = {"ROWS": 20, "LENGTHS": (9, 1, 17), "REPEATS": 2, "FEW": 12, "BUSY": 8, "STEPS": 2, "BATCH": 2}
     sizes |= {"SEQLEN": 16, "LAST": 1, "WIDTH": 64, "HEADS": 1, "LAYERS": 1, "COMPILER": "aot_eager"}
     for name, value in sizes.items():
-        monkeypatch.setattr(check_torch_on_device, name, value)
+        monkeypatch.setattr(check_torch, name, value)
 
 
 RUN_HERE = ("repeats_dense", "repeats_packed", "empty", "sdpa", "stream_dense", "stream_packed", "layouts")
@@ -196,15 +197,15 @@ def test_right_kernels_pass_each_check(small, name, monkeypatch):
     if name == "decoding_graph":  # the stand-in keeps the results of the capture
         monkeypatch.setattr(torch, "equal", lambda a, b: a.shape == b.shape)
     if name == "host_time":
-        monkeypatch.setattr(check_torch_on_device.host_microseconds, "__defaults__", (2,))
-    result = check_torch_on_device.checks_of(torch, fa4_kernels)[name]()
+        monkeypatch.setattr(check_torch.host_microseconds, "__defaults__", (2,))
+    result = check_torch.checks_of(torch, fa4_kernels)[name]()
 
     assert result["passed"], result
 
 
 def test_training_runs_and_needs_learning(small):
     """Two steps of three models; curves are kept."""
-    result = check_torch_on_device.check_training(torch, fa4_kernels)
+    result = check_torch.check_training(torch, fa4_kernels)
 
     assert {len(curve) for curve in result["curves"].values()} == {2}
     assert abs(result["ends"]["fa4_kernels"] - result["ends"]["sdpa"]) < 0.02
@@ -215,10 +216,10 @@ def test_a_wrong_gradient_is_seen(small, on_the_cpu, monkeypatch):
     """Other bits at each repeat."""
     attend = fa4_kernels.flash_attn_func
     monkeypatch.setattr(fa4_kernels, "flash_attn_func", lambda q, *a, **o: attend(q * torch.rand(()).item(), *a, **o))
-    problem = check_torch_on_device.Problem(torch, fa4_kernels, "dense")
+    problem = check_torch.Problem(torch, fa4_kernels, "dense")
 
-    assert not check_torch_on_device.equal_bits(torch, problem.gradients(), problem.gradients())
-    assert not check_torch_on_device.check_stream(torch, fa4_kernels, "dense")["passed"]
+    assert not check_torch.equal_bits(torch, problem.gradients(), problem.gradients())
+    assert not check_torch.check_stream(torch, fa4_kernels, "dense")["passed"]
 
 
 # --- two devices ------------------------------------------------------------------------------------------------------
@@ -227,21 +228,21 @@ def test_a_wrong_gradient_is_seen(small, on_the_cpu, monkeypatch):
 @pytest.fixture
 def two(monkeypatch):
     """Both are the CPU."""
-    monkeypatch.setattr(check_two_gpus_on_device, "DEVICES", ("cpu", "cpu"))
-    monkeypatch.setattr(check_two_gpus_on_device, "LENGTHS", (9, 1, 17))
-    monkeypatch.setattr(check_two_gpus_on_device, "ROUNDS", 2)
-    originals = check_two_gpus_on_device.drawn
+    monkeypatch.setattr(check_two_gpus, "DEVICES", ("cpu", "cpu"))
+    monkeypatch.setattr(check_two_gpus, "LENGTHS", (9, 1, 17))
+    monkeypatch.setattr(check_two_gpus, "ROUNDS", 2)
+    originals = check_two_gpus.drawn
 
     def small(torch_, device, seed, *shapes):
         return originals(torch_, device, seed, *(tuple(min(x, 128) if x != 700 else 12 for x in s) for s in shapes))
 
-    monkeypatch.setattr(check_two_gpus_on_device, "drawn", small)
+    monkeypatch.setattr(check_two_gpus, "drawn", small)
 
 
 @pytest.mark.parametrize("problem", ["dense", "dense_gradients", "packed_gradients", "paged_split"])
 def test_two_devices(two, problem):
     """Every check of a problem, but that of tensors on two devices."""
-    checks = check_two_gpus_on_device.checks_of(torch, fa4_kernels)
+    checks = check_two_gpus.checks_of(torch, fa4_kernels)
     names = [name for name in checks if name.endswith(f" {problem}")]
     assert len(names) == 6
     for name in names:
@@ -251,9 +252,9 @@ def test_two_devices(two, problem):
 
 def test_other_bits_on_the_second_device_are_seen(two):
     """A kernel that gives something else at every call."""
-    make, _ = check_two_gpus_on_device.problems(torch, fa4_kernels)["dense"]
+    make, _ = check_two_gpus.problems(torch, fa4_kernels)["dense"]
     noise = iter(range(1, 1000))
-    result = check_two_gpus_on_device.check_other(torch, make, lambda *x: [torch.full((3,), float(next(noise)))])
+    result = check_two_gpus.check_other(torch, make, lambda *x: [torch.full((3,), float(next(noise)))])
 
     assert not result["passed"]
     assert any("other bits" in text for text in result["wrong"])
@@ -351,16 +352,16 @@ def test_results_that_differ_are_told():
 def test_streams_are_checked(name, monkeypatch):
     """With right kernels each check passes; on the CPU there is one stream alone."""
     for constant, small in {"CACHE": 64, "NUM_THREADS": 2, "ROUNDS": 2, "HEAD_DIM": 64}.items():
-        monkeypatch.setattr(check_streams_on_device, constant, small)
-    check = check_streams_on_device.checks_of(torch, fa4_kernels)[name]
+        monkeypatch.setattr(check_streams, constant, small)
+    check = check_streams.checks_of(torch, fa4_kernels)[name]
     assert check()["passed"]
 
 
 def test_a_list_that_was_freed_is_told(monkeypatch):
     """Replays that hold what an eager run does not: the graph is wrong, and the length is named."""
     for constant, small in {"CACHE": 64, "OTHERS": 3, "HEAD_DIM": 64}.items():
-        monkeypatch.setattr(check_streams_on_device, constant, small)
-    checks = check_streams_on_device.checks_of(torch, fa4_kernels)
+        monkeypatch.setattr(check_streams, constant, small)
+    checks = check_streams.checks_of(torch, fa4_kernels)
     found = checks["graph_1_calls_lse"]()  # the stand-in for a graph replays nothing, and results were set to zero
     assert not found["passed"]
     assert found["wrong"] == [64, 45, 517, 63]
@@ -373,9 +374,9 @@ def test_a_list_that_was_freed_is_told(monkeypatch):
 @pytest.mark.parametrize("group", ["forward", "backward"])
 def test_every_problem_runs(group, capsys, monkeypatch):
     """With right kernels nothing is wrong; the small problems are those of the device."""
-    assert sanitize_on_device.run_group(group) == 0
+    assert sanitize.run_group(group) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("RAN ")]
-    assert len(lines) == len(sanitize_on_device.GROUPS[group])
+    assert len(lines) == len(sanitize.GROUPS[group])
     assert all(line.endswith(": right") for line in lines)
 
 
@@ -396,23 +397,23 @@ RACECHECK = """========= COMPUTE-SANITIZER
 
 def test_reports_are_counted():
     """Errors and warnings of the summary; reports by kind, with offsets left out."""
-    memory, races = sanitize_on_device.parse(MEMCHECK), sanitize_on_device.parse(RACECHECK)
+    memory, races = sanitize.parse(MEMCHECK), sanitize.parse(RACECHECK)
 
     assert (memory["errors"], memory["warnings"]) == (2, 0)
     assert memory["kinds"] == {"Invalid __global__ read of size N bytes": 2}
     assert (races["errors"], races["warnings"]) == (1, 2)
     kind = "Warning: Race reported between Write access at fwd_sm90a_bf16_hd128_full_0+N"
     assert races["kinds"] == {kind: 1}
-    assert sanitize_on_device.parse("Device not supported") is None
+    assert sanitize.parse("Device not supported") is None
 
 
 def test_what_is_bad():
     """No summary, a problem that did not run, errors; but not what racecheck reports."""
-    ran = [f"forward, {name}: right" for name in sanitize_on_device.GROUPS["forward"]]
+    ran = [f"forward, {name}: right" for name in sanitize.GROUPS["forward"]]
     good = {"tool": "memcheck", "group": "forward", "ran": ran, "errors": 0}
 
-    assert not sanitize_on_device.is_bad(good)
-    assert not sanitize_on_device.is_bad(good | {"tool": "racecheck", "errors": 3})
-    assert sanitize_on_device.is_bad(good | {"errors": 1})
-    assert sanitize_on_device.is_bad(good | {"ran": ran[1:]})
-    assert sanitize_on_device.is_bad({"tool": "racecheck", "group": "forward", "ran": ran})
+    assert not sanitize.is_bad(good)
+    assert not sanitize.is_bad(good | {"tool": "racecheck", "errors": 3})
+    assert sanitize.is_bad(good | {"errors": 1})
+    assert sanitize.is_bad(good | {"ran": ran[1:]})
+    assert sanitize.is_bad({"tool": "racecheck", "group": "forward", "ran": ran})

@@ -19,7 +19,7 @@ IDS = tuple(f"fwd-sm90a-bf16-hd128-{mask}" for mask in ("full", "causal", "local
 
 @pytest.fixture(scope="module")
 def cubins(tmp_path_factory):
-    return compile_variants(IDS, tmp_path_factory.mktemp("compile"))
+    return compile_variants(IDS)
 
 
 @pytest.fixture

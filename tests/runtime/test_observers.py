@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
-from fa4_kernels import InputError, NoKernelError, allocation, answers, api, loader  # noqa: E402
+from fa4_kernels import InputError, NoKernelError, allocation, answers, api, loader, observers  # noqa: E402
 from fa4_kernels.errors import LayoutError  # noqa: E402
 from fa4_kernels.sdpa import scaled_dot_product_attention  # noqa: E402
 
@@ -500,3 +500,59 @@ def test_what_is_for_the_backward_alone_is_refused_too(runtime, options, packed_
     function = fa4_kernels.flash_attn_varlen_func if packed_call else fa4_kernels.flash_attn_func
     with pytest.raises(NoKernelError, match=next(iter(options))):
         function(*arguments, **options)
+
+
+# --- modules of flash-attention ---------------------------------------------------------------------------------------
+
+
+def test_a_program_of_flash_attention_compiles_to_one_graph(runtime):
+    """Its functions under torch.compile with fullgraph, as transformers compiles them."""
+    provided = fa4_kernels.provide("flash_attn")
+    from flash_attn import flash_attn_func
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: flash_attn_func(q, q, q, causal=True) + 1, fullgraph=True, backend="eager")
+    q = dense_tensors()[0]
+    with torch.no_grad():
+        found = compiled(q)
+    provided.remove()
+
+    assert torch.equal(found, dense(q, q, q) + 1)
+
+
+class NoReading(torch.utils._python_dispatch.TorchDispatchMode):
+    """Refuses what makes the host wait for the device."""
+
+    READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+        name = function._schema.name.split("::")[1]
+        assert name not in self.READS, name
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_appending_to_a_cache_reads_no_number(runtime, monkeypatch, is_packed):
+    """New rows, rotary embeddings, lists of single keys: all may be captured in a CUDA graph."""
+    provided = fa4_kernels.provide("flash_attn_interface")
+    from flash_attn_interface import flash_attn_with_kvcache
+
+    starts = torch.arange(4, dtype=torch.int32)
+    rows, used = ((3,) if is_packed else (3, 1)), starts[:3] + 2
+    options = {
+        "cache_seqlens": used,
+        "cache_batch_idx": starts[:3].flip(0),
+        "cache_leftpad": starts[:3],
+        "causal": True,
+    }
+    options |= {"rotary_cos": drawn(16, 8), "rotary_sin": drawn(16, 8)}
+    if is_packed:
+        options |= {"cu_seqlens_q": starts, "cu_seqlens_k_new": starts, "max_seqlen_q": 1}
+    cache, q, k = drawn(3, 16, HEADS, DIM), drawn(*rows, HEADS, DIM), drawn(*rows, HEADS, DIM, seed=1)
+    expected = flash_attn_with_kvcache(q, cache.clone(), cache.clone(), k, k, **options)
+    monkeypatch.setattr(observers, "_num_dispatch_modes", lambda: 0)  # the way of a call that nobody looks at
+    with NoReading():
+        found = flash_attn_with_kvcache(q, cache.clone(), cache.clone(), k, k, **options)
+    provided.remove()
+
+    assert torch.equal(found, expected)

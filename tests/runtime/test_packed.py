@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
-from fa4_kernels import InputError, NoKernelError, answers, loader  # noqa: E402
+from fa4_kernels import InputError, NoKernelError, answers, api, gradients, loader  # noqa: E402
 from fa4_kernels.problems import Offsets  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
@@ -451,3 +451,17 @@ def test_keys_outside_a_window_are_no_reason_to_split(runtime):
 
     close(out[0], attention(q[0].double(), cache[0].double(), cache[0].double(), causal=True, window=(99, 0))[0])
     assert runtime.launched == ["fwd/dense"]
+
+
+def test_gradients_of_more_sequences_than_a_grid_has(runtime, monkeypatch):
+    """The helpers of a dense backward run on a part of the batch at a time; here 3, on a GPU 65,535."""
+    assert gradients._MOST_SEQUENCES == 65535
+    monkeypatch.setattr(api, "CAN_ANSWER", False)
+    q = torch.randn((7, 9, 2, 64), generator=torch.Generator().manual_seed(3)).to(torch.bfloat16).requires_grad_()
+    (expected,) = torch.autograd.grad(fa4_kernels.flash_attn_func(q, q, q)[0].float().square().sum(), q)
+    monkeypatch.setattr(gradients, "_MOST_SEQUENCES", 3)
+    runtime.launched.clear()
+    (found,) = torch.autograd.grad(fa4_kernels.flash_attn_func(q, q, q)[0].float().square().sum(), q)
+
+    assert torch.equal(found, expected)
+    assert [runtime.launched.count(f"bwd_{step}/dense") for step in ("preprocess", "postprocess")] == [3, 3]

@@ -33,7 +33,7 @@ BLACKWELL_IDS = ("fwd-sm100a-bf16-hd256-causal-paged-split", "fwd_combine-sm100a
 
 @pytest.fixture(scope="module")
 def cubins(tmp_path_factory):
-    return compile_variants(IDS, tmp_path_factory.mktemp("compile"))
+    return compile_variants(IDS)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def runtime(launcher, fake, tmp_path, cubins):
 def blackwell(launcher, fake, tmp_path, tmp_path_factory):
     """The same on a device of compute capability 10.0, with kernels of head_dim 256."""
     fake.set_capability(10, 0)
-    made = SimulatedRuntime(compile_variants(BLACKWELL_IDS, tmp_path_factory.mktemp("compile")), tmp_path, fake)
+    made = SimulatedRuntime(compile_variants(BLACKWELL_IDS), tmp_path, fake)
     loader.use_runtime(made)
     yield made
     loader.use_runtime(None)

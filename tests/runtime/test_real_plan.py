@@ -18,13 +18,9 @@ pytest.importorskip("cutlass")
 
 from fa4_kernels import InputError, loader, packs  # noqa: E402
 
-from fa4build.compiling.compile import compile_kernel  # noqa: E402
-from fa4build.compiling.render import render  # noqa: E402
-from fa4build.compiling.toolchain import current_toolchain  # noqa: E402
-from fa4build.matrix.tuning import tuning_for  # noqa: E402
-from fa4build.matrix.variants import parse_variant  # noqa: E402
 from fa4build.plan.as_json import plan_to_json  # noqa: E402
 from fa4build.plan.evaluation import canonical_digest, evaluate, failed_guard  # noqa: E402
+from tests.built import cubin_of  # noqa: E402
 from tests.runtime.fake import entry_axes, fake_cubin, read_map, write_pack  # noqa: E402
 
 ID = "fwd-sm90a-bf16-hd128-local"
@@ -32,11 +28,9 @@ BLOB = packs.Blob(group=0, offset=0, size=1, sha256="")
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
+def plan():
     """The launch plan of a real kernel."""
-    variant = parse_variant(ID)
-    directory = tmp_path_factory.mktemp("compile")
-    return compile_kernel(render(variant, tuning_for(variant)), current_toolchain(), directory, 120).plan
+    return cubin_of(ID).plan
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from fa4_kernels import packs
+from fa4_kernels import packs, trust
 from fa4_kernels.ed25519 import verify
 from fa4_kernels.errors import PackError, TrustError
 from fa4_kernels.packs import Pack, RefusedPack, open_pack
@@ -19,6 +19,7 @@ from fa4_kernels.trust import (
     Signature,
     TrustPolicy,
     TrustWarning,
+    environment_policy,
     key_id,
     public_key_from_pem,
     public_key_to_pem,
@@ -231,12 +232,58 @@ def test_the_store_is_a_directory_of_public_keys(tmp_path):
     assert public_key_from_pem(public_key_to_pem(public_key)) == public_key
     assert trust_policy("require", str(tmp_path)).keys == {key_id(public_key): public_key}
     assert trust_policy(None, str(tmp_path)).mode == "require"
-    assert trust_policy(None, None).mode == "off"
     (tmp_path / "other.pub").write_text("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n")
     with pytest.raises(TrustError, match=r"other\.pub: no Ed25519 public key"):
         trust_policy("require", str(tmp_path))
     with pytest.raises(TrustError, match=r"FA4_KERNELS_TRUST=maybe: unknown\. Allowed: off, warn, require"):
         trust_policy("maybe", None)
+
+
+def test_a_known_key_turns_verification_on(tmp_path, monkeypatch):
+    """In the default store, a named store or the environment; `off` must be asked for. No key anywhere: off."""
+    default = tmp_path / "default"
+    monkeypatch.setattr(trust, "DEFAULT_STORE", str(default))
+    _, public_key = private_key(3)
+    line = public_key_to_pem(public_key).splitlines()[1]
+
+    assert trust_policy().mode == "off"
+    default.mkdir()
+    assert trust_policy().mode == "off"
+    assert environment_policy({"FA4_KERNELS_TRUST_KEY": line}).keys == {key_id(public_key): public_key}
+    assert environment_policy({"FA4_KERNELS_TRUST_KEY": line}).mode == "require"
+    (default / "release.pub").write_text(public_key_to_pem(public_key))
+    assert (trust_policy().mode, trust_policy().keys) == ("require", {key_id(public_key): public_key})
+    assert trust_policy("warn").mode == "warn"
+    assert trust_policy("off", str(default), line).mode == "off"
+    with pytest.raises(TrustError, match="FA4_KERNELS_TRUST_KEY: no Ed25519 public key"):
+        trust_policy(key=line[:-4])
+
+
+def test_a_store_that_cannot_be_read_is_no_empty_store(tmp_path, monkeypatch):
+    """Nothing is trusted then: a wrong path, a file in its place, a directory of somebody else."""
+    with pytest.raises(TrustError, match="is not there"):
+        trust_policy(None, str(tmp_path / "missing"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(trust, "DEFAULT_STORE", str(tmp_path / "file"))
+    with pytest.raises(TrustError, match=r"cannot be read \(Not a directory\)"):
+        trust_policy()
+
+
+def test_a_revoked_key_is_trusted_no_longer(tmp_path):
+    """Also while its .pub file is there; the message says so. A line that is no key id makes the store unusable."""
+    key, public_key = private_key(1)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "old.pub").write_text(public_key_to_pem(public_key))
+    directory = signed_pack(tmp_path / "pack", key)
+    before = open_pack("test", directory, trust_policy(None, str(tmp_path / "store")))
+    (tmp_path / "store" / "2026.revoked").write_text(f"# stolen\n{key_id(public_key)}  # on a Friday\n")
+    after = open_pack("test", directory, trust_policy(None, str(tmp_path / "store")))
+
+    assert isinstance(before, Pack)
+    assert f"key {key_id(public_key)} is revoked in" in after.reason
+    (tmp_path / "store" / "other.revoked").write_text("release.pub\n")
+    with pytest.raises(TrustError, match=r"'release\.pub' is no key id"):
+        trust_policy(None, str(tmp_path / "store"))
 
 
 def test_pem_is_what_others_write():

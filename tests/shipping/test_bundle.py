@@ -24,7 +24,7 @@ from fa4build.shipping.bundle import check_target, requirements_text, write_bund
 from fa4build.shipping.index import describe_wheel, index_files
 from fa4build.shipping.signing import SigningKey, new_key
 from fa4build.shipping.wheel import prepare_pack_wheel
-from fa4build.shipping.wheel_file import Metadata, WheelSource, wheel_bytes
+from fa4build.shipping.wheel_file import Metadata, WheelSource, _archive, read_wheel, wheel_bytes
 from fa4build.store.evidence import Evidence
 from tests.artifacts import TOOLCHAIN, made_up_artifact, proven
 
@@ -266,6 +266,37 @@ def test_the_check_notices_every_change(bundle: Path, tmp_path: Path, damage, ar
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "points", "said"),
+    [
+        pytest.param({"zz.pth": b"import os\n"}, {}, "zz.pth", id="run at start"),
+        pytest.param({"sitecustomize.py": b""}, {}, "sitecustomize.py", id="module"),
+        pytest.param({}, {"console_scripts": {"pip": "os:abort"}}, "console_scripts", id="command"),
+    ],
+)
+def test_a_signed_pack_wheel_holds_its_pack_alone(bundle: Path, tmp_path: Path, files, points, said) -> None:
+    """RECORD, digests and the pack's own signature are right, as an attacker would have them; refused on both sides."""
+    root = shutil.copytree(bundle, tmp_path / "copy")
+    path = next((root / "wheels").glob("fa4_kernels_sm90a*.whl"))
+    before = hashlib.sha256(path.read_bytes()).hexdigest().encode()
+    wheel = read_wheel(path)
+    text = wheel.files[f"{wheel.dist_info}/entry_points.txt"] + b"".join(
+        f"\n[{group}]\n{name} = {value}\n".encode() for group, rows in points.items() for name, value in rows.items()
+    )
+    members = {**wheel.files, **files, f"{wheel.dist_info}/entry_points.txt": text}
+    path.write_bytes(_archive(members, wheel.dist_info))
+    after = hashlib.sha256(path.read_bytes()).hexdigest().encode()
+    for page in (page for page in root.rglob("*") if page.is_file()):
+        page.write_bytes(page.read_bytes().replace(before, after))
+    relist(root)
+
+    done = verify(root)
+    assert done.returncode == 1
+    assert said in done.stderr
+    with pytest.raises(WheelError, match="A pack is data only"):
+        write_bundle(tmp_path / "again", [path])
 
 
 def test_another_key_is_not_the_signers(bundle: Path, tmp_path: Path) -> None:

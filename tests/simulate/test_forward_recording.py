@@ -1,7 +1,8 @@
 """Contract: our sm_90a forward kernels give in the simulator the bits that they give on an H200.
 
-tests/golden/h200_forward.npz holds PTX, launch plans and the hardware's outputs (benchmarks/record_forward.py); the
-kernels are launched in the simulator through the same plans. Nothing is free: the forward pass has no unordered sums.
+tests/golden/h200_forward.npz holds PTX, launch plans and the hardware's outputs (tests/recordings/record_forward.py);
+the kernels are launched in the simulator through the same plans. Nothing is free: the forward pass has no unordered
+sums.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ def test_inputs_are_the_same_on_every_machine():
 def test_simulator_gives_the_bits_of_the_hardware(variant, case):
     """out and lse, every bit."""
     if not RECORDING.exists():
-        pytest.skip("no recording; run benchmarks/record_forward.py on an H200")
+        pytest.skip("no recording; run tests/recordings/record_forward.py on an H200")
     _, _, dtype, head_dim, mask = variant.split("-")
     head_dim = int(head_dim.removeprefix("hd"))
     with np.load(RECORDING) as data:

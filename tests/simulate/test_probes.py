@@ -1,8 +1,8 @@
 """Contract: each probe kernel leaves the same words in its output in the simulator, by the specification's formulas
 (`Probe.expected`), and on an H200.
 
-The hardware's outputs are in tests/golden/h200_probes.npz, written by benchmarks/record_probes.py; a probe that has not
-been recorded, or whose PTX has changed since, is skipped with a note.
+The hardware's outputs are in tests/golden/h200_probes.npz, written by tests/recordings/record_probes.py; a probe that
+has not been recorded, or whose PTX has changed since, is skipped with a note.
 """
 
 import dataclasses
@@ -52,10 +52,10 @@ def differing(name, expected, found):
 def recorded(name):
     """(input, output) words of an H200."""
     if not RECORDING.exists():
-        pytest.skip("no recording; run benchmarks/record_probes.py on an H200")
+        pytest.skip("no recording; run tests/recordings/record_probes.py on an H200")
     with np.load(RECORDING) as data:
         if f"{name}.ptx" not in data or str(data[f"{name}.ptx"]) != ptx_digest(PROBES[name]):
-            pytest.skip(f"{name} has not been recorded since its PTX changed; run benchmarks/record_probes.py")
+            pytest.skip(f"{name} has not been recorded since its PTX changed; run tests/recordings/record_probes.py")
         return data[f"{name}.input"], data[f"{name}.output"]
 
 

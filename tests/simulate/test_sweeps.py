@@ -1,7 +1,7 @@
 """Contract: over whole ranges of inputs an H200, the specification and the simulator give the same bits.
 
 The hardware's results are in tests/golden/h200_probes.npz as one SHA-256 for each segment of a sweep, written by
-benchmarks/record_probes.py.
+tests/recordings/record_probes.py.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ BELOW_ONE, FROM_ONE = 126, 127  # exponent fields of [0.5, 1) and [1, 2)
 def recorded(sweep):
     """Digest of each segment's results."""
     with np.load(RECORDING) as data:
-        assert ptx_digest(sweep) == str(data[f"{sweep.name}.ptx"]), "run benchmarks/record_probes.py on an H200"
+        assert ptx_digest(sweep) == str(data[f"{sweep.name}.ptx"]), "run tests/recordings/record_probes.py on an H200"
         return data[f"{sweep.name}.sha256"].tolist()
 
 

@@ -22,7 +22,7 @@ from fa4build.runtime.fa4_kernels.expressions import evaluate
 from fa4build.runtime.fa4_kernels.packs import Entry, Manifest, Pack
 from fa4build.shipping.coverage_family import cover_family
 from fa4build.store.cache import Cache
-from fa4build.store.evidence import read_record
+from fa4build.store.evidence import read_record, subject_of
 from fa4build.verify.family import operators_of
 from fa4build.verify.levels import Options, family_kernels, verify
 from tests.kernels_toy import scale_cases
@@ -83,7 +83,7 @@ def proven(cache, tmp_path, cases, **options):
     kernels = family_kernels(family, (), (NAME,))
     report = verify(kernels, cache, Options(baseline_dir=tmp_path, **options), family=family)
     ((_, entry),) = find_cached(kernels, cache, family=family)
-    return report, read_record(cache.root, "simulated", entry.objects["cubin"].sha256)
+    return report, read_record(cache.root, "simulated", subject_of(entry))
 
 
 def test_an_operator_is_proven_and_not_proven_again(cache, tmp_path):

@@ -137,10 +137,24 @@ def _check_wheel(path: Path, keys: Mapping[str, bytes]) -> str:
                 if name != record and not _matches(archive, name, rows[name]):
                     raise BundleDamaged(f"{path.name}: {name} differs from RECORD")
             packs = [name.rpartition("/")[0] for name in names if re.fullmatch(r"[a-z0-9_]+/seal\.txt", name)]
+            if packs and "fa4_kernels" not in {name.split("/")[0] for name in names}:  # that one is the single file
+                _check_data_only(archive, names, packs, path.name)
             kernels = [_check_pack(archive, package, keys, path.name) for package in packs]
     except (zipfile.BadZipFile, OSError, ValueError, KeyError) as error:
         raise BundleDamaged(f"{path.name}: {error}") from error
     return f"{len(names)} files" + (f", {sum(kernels)} kernels" if kernels else "")
+
+
+def _check_data_only(archive: zipfile.ZipFile, names: list[str], packs: list[str], origin: str) -> None:
+    """A pack wheel is a pack and what describes it: Python runs nothing of it when it starts, pip makes no command."""
+    (info,) = {name.split("/")[0] for name in names if name.split("/")[0].endswith(".dist-info")}
+    for name in names:
+        if name.split("/")[0] not in {info, *packs}:
+            raise BundleDamaged(f"{origin}: {name} is no part of its pack")
+    points = f"{info}/entry_points.txt"
+    groups = re.findall(r"^\[(.*)\]$", archive.read(points).decode() if points in names else "", re.MULTILINE)
+    if groups != ["fa4_kernels.packs"]:
+        raise BundleDamaged(f"{origin}: announces {', '.join(groups) or 'nothing'}, not its pack alone")
 
 
 def _matches(archive: zipfile.ZipFile, name: str, expected: str) -> bool:

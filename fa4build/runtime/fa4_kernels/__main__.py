@@ -1,10 +1,13 @@
-"""`python -m fa4_kernels doctor | list | explain | serves`: what is installed, and what it answers. Loads no kernel."""
+"""`python -m fa4_kernels doctor | list | explain | serves`: what is installed, what it answers; they load no kernel.
+`python -m fa4_kernels run script.py`: a program with the modules of flash-attention provided (stacks/workers.py)."""
 
 import argparse
+import atexit
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__
 from .abi import ABI_HASH
@@ -15,7 +18,9 @@ from .models.command import add_arguments
 from .models.command import run as serves
 from .models.gpus import gpu_named
 from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
-from .trust import TrustPolicy, trust_policy
+from .stacks import served, workers
+from .stacks.modules import MODULE_STACKS
+from .trust import TrustPolicy, environment_policy
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +33,20 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument("--driver", default=DRIVER_PATH, help="path of the CUDA driver library")
     listing = commands.add_parser("list", help="list installed kernels")
     listing.add_argument("--target", help="only this target, e.g. sm_90a")
+    _add_explain(commands)
+    add_arguments(commands.add_parser("serves", help="say whether this install answers every layer of a model"))
+    _add_run(commands)
+    options = parser.parse_args(arguments)
+    if options.command == "run":
+        return _run(options)
+    run = {"doctor": _doctor, "list": _list, "explain": _explain, "serves": _serves}[options.command]
+    try:
+        return run(options)
+    except TrustError as error:
+        return _refuse(str(error))
+
+
+def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     explain = commands.add_parser("explain", help="say which kernel a call would use, and why no other")
     explain.add_argument(
         "--op", default="fwd", choices=("fwd", "bwd", "bwd_preprocess", "bwd_postprocess", "fwd_combine")
@@ -43,19 +62,51 @@ def main(arguments: list[str] | None = None) -> int:
     explain.add_argument("--deterministic", action="store_true", help="of a backward")
     explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
     explain.add_argument("--gpu", help="instead of --capability: H200, B200, sm90, ...")
-    add_arguments(commands.add_parser("serves", help="say whether this install answers every layer of a model"))
-    options = parser.parse_args(arguments)
-    run = {"doctor": _doctor, "list": _list, "explain": _explain, "serves": _serves}[options.command]
-    try:
-        return run(options)
-    except TrustError as error:
-        print(f"fa4_kernels: {error}", file=sys.stderr)
-        return 1
+
+
+def _refuse(message: str) -> int:
+    print(f"fa4_kernels: {message}", file=sys.stderr)
+    return 1
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    run = commands.add_parser("run", help="run a program with the modules of flash-attention on these kernels")
+    run.add_argument("--provide", default=",".join(MODULE_STACKS), help="names, separated by commas (default: all)")
+    run.add_argument("--fallback", action="store_true", help="calls that are not served go to installed packages")
+    run.add_argument("--report", action="store_true", help="at the end, print which calls were served")
+    run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
+    run.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its arguments")
+
+
+def _run(options: argparse.Namespace) -> int:
+    """The program's own errors pass through; they are its own."""
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        return _refuse("run needs a script, or -m and a module")
+    stacks = [name for name in options.provide.split(",") if name]
+    unknown = [name for name in stacks if name not in MODULE_STACKS]
+    if unknown:
+        return _refuse(f"cannot provide {', '.join(unknown)}. Allowed: {', '.join(MODULE_STACKS)}")
+    if not options.is_module and not Path(program[0]).exists():
+        return _refuse(f"there is no script {program[0]}")
+    if options.report:
+        atexit.register(_report)
+    workers.run(stacks, program, fallback=options.fallback, is_module=options.is_module)
+    return 0
+
+
+def _report() -> None:
+    """What `served()` counted, on stderr."""
+    counts = served()
+    for (stack, function), number in sorted(counts.answered.items()):
+        print(f"fa4_kernels: {stack}: {function}: {number} calls served", file=sys.stderr)
+    for (stack, function, reason), number in sorted(counts.kept.items()):
+        print(f"fa4_kernels: {stack}: {function}: {number} calls not served: {reason}", file=sys.stderr)
 
 
 def _trust() -> TrustPolicy:
     """The policy that this environment sets."""
-    return trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE"))
+    return environment_policy(os.environ)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -105,18 +105,19 @@ class ForwardLaunches(NamedTuple):
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
+def forward(call: Call, results: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """out and lse (float32) in the shapes of the signature of the call's layout, contiguous.
 
-    Raises: NoKernelError, InputError, ... before anything is launched.
+    results: where they are to be written, in any strides that the kernels take.
+    Raises: NoKernelError, InputError, ... before anything is launched; LayoutError for strides of `results`.
     """
     check_alike(call.q, call.k, call.v)
     num_splits, launches = launches_for(call)
-    if num_splits > 1 and call.lists.layout == "dense":
-        return _dense_in_parts(call, num_splits, launches)
-    out, lse = _new_results(call, launches)
+    out, lse = results or _new_results(call, launches)
     if call.is_empty:
         return out.zero_(), _fill_unseen(lse, call.sink)
+    if num_splits > 1 and call.lists.layout == "dense":
+        return _dense_in_parts(call, num_splits, launches, (out, lse))
     features = (*_descales(call), *_given(call.sink if num_splits == 1 else None), *_given(call.softcap or None))
     rest = (*call.lists.arguments(), call.softmax_scale, *call.window, launches.num_sms, *features)
     if num_splits == 1:
@@ -159,11 +160,11 @@ def _combine(
     launches.combine.run(out_partial, lse_partial, out, lse, *_given(sink))
 
 
-def _dense_in_parts(call: Call, num_splits: int, launches: ForwardLaunches) -> tuple[Tensor, Tensor]:
+def _dense_in_parts(
+    call: Call, num_splits: int, launches: ForwardLaunches, results: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     """Dense tensors as packed ones, which is a view of them where heads and tokens lie one behind the other."""
-    out, lse = _new_results(call, launches)
-    if call.is_empty:
-        return out.zero_(), _fill_unseen(lse, call.sink)
+    out, lse = results
     batch, seqlen_q, num_heads, _ = call.q.shape
     q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (call.q, call.k, call.v))
     starts = tuple(equal_starts(batch, length, q.device) for length in (seqlen_q, call.k.shape[1]))
@@ -276,12 +277,22 @@ def bound_backward(call: Call, *, deterministic: bool) -> BackwardLaunches:
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor | None, dlse: Tensor | None, *, deterministic: bool
+    call: Call,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    *,
+    deterministic: bool,
+    gradients: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dq, dk, dv in the shapes of q, k, v, and the sink's gradient (float32) if there is a sink."""
+    """dq, dk, dv in the shapes of q, k, v, and the sink's gradient (float32) if there is a sink.
+
+    gradients: where dq, dk and dv are to be written. Raises: LayoutError for strides of them that no kernel takes.
+    """
     launches = bound_backward(call, deterministic=deterministic)
     tensors = (call.q, call.k, call.v, out, lse)
-    options: dict[str, Any] = {"softcap": call.softcap, "sink": call.sink}
+    options: dict[str, Any] = {"softcap": call.softcap, "sink": call.sink, "gradients": gradients}
     if call.lists.layout == "dense":
         return compute_gradients(launches, tensors, dout, dlse, call.softmax_scale, call.window, **options)
     starts_q, starts_k, _, *used = call.lists

@@ -3,7 +3,7 @@
 Workspaces come from torch's allocator and go back to it, ordered by the stream. Nothing here decides which kernels run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from .packs import usable
 from .recipes import call
 
 _ROWS = 128  # of one tile of the workspaces
+_MOST_SEQUENCES = 65535  # of a launch of the helpers: the third extent of a grid
 
 
 class BackwardLaunches(NamedTuple):
@@ -132,15 +133,30 @@ def compute_gradients(
     semaphore = launches.new_integers(batch, num_heads, rounded // _ROWS)
 
     inputs = [out, dout, lse]
-    run_copying(launches.preprocess, inputs, (dpsum, lse_log2, dq_accum, semaphore))
+    for given in _launchable(inputs, (dpsum, lse_log2, dq_accum, semaphore)):
+        run_copying(launches.preprocess, *given)
     row_sums = dpsum[:, :, :seqlen_q]
     if dlse is not None:
         row_sums.sub_(dlse)
     dsink = None if sink is None else _sink_gradient(sink[:, None], lse, row_sums, (0, 2))
     scalars = (softmax_scale, *window, launches.num_sms, *((softcap,) if softcap else ()))
     run_copying(launches.main, [q, k, v, inputs[1]], (dpsum, lse_log2, dq_accum, semaphore, dk, dv, *scalars))
-    launches.postprocess(dq_accum, dq, softmax_scale)
+    for _, (accumulated, gradient) in _launchable([], (dq_accum, dq)):
+        launches.postprocess(accumulated, gradient, softmax_scale)
     return dq, dk, dv, dsink
+
+
+def _launchable(
+    inputs: list[torch.Tensor], rest: tuple[torch.Tensor, ...]
+) -> Iterator[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]]:
+    """The arguments of a helper kernel, as they are or a part of the sequences at a time: a grid has no more there."""
+    batch = rest[0].shape[0]
+    if batch <= _MOST_SEQUENCES:
+        yield inputs, rest
+        return
+    for first in range(0, batch, _MOST_SEQUENCES):
+        part = slice(first, first + _MOST_SEQUENCES)
+        yield [x[part] for x in inputs], tuple(x[part] for x in rest)
 
 
 def _by_recipe(
@@ -174,6 +190,7 @@ def compute_packed_gradients(
     used: tuple[torch.Tensor | None, torch.Tensor | None],
     softcap: float = 0.0,
     sink: torch.Tensor | None = None,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> Gradients:
     """The same for packed sequences; rows of no sequence, and beyond the used lengths, have gradients of zero.
 
@@ -182,7 +199,9 @@ def compute_packed_gradients(
         starts: cu_seqlens_q, cu_seqlens_k. used: seqused_q, seqused_k or None each; all int32 on the device of q.
     """
     q, k, v, out, lse = tensors
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if gradients is None:
+        gradients = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
+    dq, dk, dv = (x.zero_() for x in gradients)
     total_q, num_heads, head_dim = q.shape
     batch = starts[0].shape[0] - 1
     rows = _PackedRows(starts[0], used[0], total_q)

@@ -16,7 +16,7 @@ from .errors import CaptureError, DriverError, InputError, LayoutError, PackErro
 from .packs import Entry, Pack, PackReader, RefusedPack, installed_packs, usable
 from .plan import DEVICE_LEAVES, encode_plan, parse_plan
 from .record import MissRecorder
-from .trust import NO_TRUST, TrustPolicy, trust_policy
+from .trust import NO_TRUST, TrustPolicy, environment_policy
 
 DRIVER_PATH = "libcuda.so.1"
 CPU, CUDA = 1, 2
@@ -384,6 +384,6 @@ def _torch_runtime() -> Runtime:
         stream_of=stream_of,
         is_capturing=is_capturing,
         report=report if trace else None,
-        trust=trust_policy(os.environ.get("FA4_KERNELS_TRUST"), os.environ.get("FA4_KERNELS_TRUST_STORE")),
+        trust=environment_policy(os.environ),
         recorder=MissRecorder(record) if record else None,
     )

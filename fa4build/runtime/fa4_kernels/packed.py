@@ -21,6 +21,7 @@ from .problems import (
     FP8_DTYPES,
     NO_WINDOW,
     SERVED_FEATURES,
+    Offsets,
     Window,
     canonical_mask,
     checked_bound,
@@ -213,7 +214,7 @@ def flash_attn_varlen_func(
     unserved |= {"score_mod_bwd": score_mod_bwd, "block_sparse_tensors_bwd": block_sparse_tensors_bwd}
     unserved |= {"seqlen_k_per_split": seqlen_k_per_split, "gather_bwd_token_chunk": gather_bwd_token_chunk}
     unserved |= {"gather_bwd_recompute_p": gather_bwd_recompute_p or None}
-    _check_tensors(q=q, k=k, v=v)
+    check_tensors(q=q, k=k, v=v)
     _refuse_unserved(q, v, causal, window_size, "paged" if page_table is not None else "varlen", unserved)
     given = answers.Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
@@ -224,21 +225,10 @@ def flash_attn_varlen_func(
 
 def _attend_packed(given: answers.Arguments, descales: _Factors, deterministic: bool | None) -> _Result:
     q, k, v = autocast(given.q, given.k, given.v)
-    refuse_transforms(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
-    lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
-    return_lse, batch_shape = checked_flag("return_lse", given.return_lse), None
-    bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
-    if all(x is None for x in lists) and q.dim() == k.dim() == 4:
-        rows: tuple[Tensor, Tensor, Tensor] = (q, k, v)
-        bounds = (None, None)
-    else:
-        rows, lists, batch_shape, bounds = _as_packed(q, k, v, lists, bounds)
-    call = _call(
-        rows, lists, bounds, given.softmax_scale, given.causal, given.window_size, given.learnable_sink, given.softcap,
-        given.num_splits, descales,
-    )  # fmt: skip
+    return_lse = checked_flag("return_lse", given.return_lse)
+    call, batch_shape = prepared(given._replace(q=q, k=k, v=v), descales)
     if _wants_operator(call):
-        out, lse = _run_operator(call, deterministic)
+        out, lse = run_operator(call, deterministic)
     else:
         out, lse = forward(call)
         if call.descales is NO_FACTORS and q is given.q:
@@ -247,6 +237,31 @@ def _attend_packed(given: answers.Arguments, descales: _Factors, deterministic: 
         out = out.unflatten(0, batch_shape)
         lse = lse.unflatten(1, batch_shape).transpose(0, 1)
     return out, (lse if return_lse else None)
+
+
+def prepared(
+    given: answers.Arguments, descales: _Factors = NO_FACTORS, offsets: Offsets | None = None
+) -> tuple[Call, tuple[int, int] | None]:
+    """A call that has been checked, and (batch, seqlen_q) where queries with a batch have been made packed ones.
+
+    offsets: the window as kernels take it, in place of `causal` and `window_size`.
+    """
+    q, k, v = given.q, given.k, given.v
+    refuse_transforms(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
+    lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
+    batch_shape = None
+    bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
+    if all(x is None for x in lists) and q.dim() == k.dim() == 4:
+        rows: tuple[Tensor, Tensor, Tensor] = (q, k, v)
+        bounds = (None, None)
+    else:
+        rows, lists, batch_shape, bounds = _as_packed(q, k, v, lists, bounds)
+    causal, window = (given.causal, given.window_size) if offsets is None else (False, offsets)
+    call = _call(
+        rows, lists, bounds, given.softmax_scale, causal, window, given.learnable_sink, given.softcap,
+        given.num_splits, descales,
+    )  # fmt: skip
+    return call, batch_shape
 
 
 @_cached_answered_first
@@ -283,8 +298,8 @@ def flash_attn_with_kvcache(
         others: as flash_attn_varlen_func. All after `page_table` are passed by name.
     Returns: as flash_attn_varlen_func.
     """
-    _check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    used = _used_lengths(cache_seqlens, _batch_of(q, cu_seqlens_q), q.device)
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    used = used_lengths(cache_seqlens, _batch_of(q, cu_seqlens_q), q.device)
     given = answers.Arguments(
         q, k_cache, v_cache, cu_seqlens_q, None, None, used, page_table, learnable_sink, max_seqlen_q, None,
         softmax_scale, causal, window_size, softcap, num_splits, return_lse,
@@ -292,7 +307,7 @@ def flash_attn_with_kvcache(
     return _attend_packed(given, (q_descale, k_descale, v_descale), None)
 
 
-def _used_lengths(cache_seqlens: Any, batch: int, device: torch.device) -> Tensor | None:
+def used_lengths(cache_seqlens: Any, batch: int, device: torch.device) -> Tensor | None:
     """One number a sequence. Raises: InputError for what is neither a number nor a list of numbers."""
     if cache_seqlens is None:
         return None
@@ -305,7 +320,7 @@ def _used_lengths(cache_seqlens: Any, batch: int, device: torch.device) -> Tenso
             f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)}; int32 ({batch},), the keys "
             "in use, is expected. New keys and values are not appended here: write them into the cache first"
         )
-    _checked_list("cache_seqlens", cache_seqlens, (batch,), device)
+    check_list("cache_seqlens", cache_seqlens, (batch,), device)
     return cache_seqlens
 
 
@@ -384,7 +399,7 @@ def attend_with_features(
     **options: object,
 ) -> _Result:
     """flash_attn_func for a call with features."""
-    _check_tensors(q=q, k=k, v=v)
+    check_tensors(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise InputError(f"{name} has shape {tuple(x.shape)}; (batch, seqlen, num_heads, head_dim) is expected")
@@ -396,7 +411,7 @@ def attend_with_features(
         (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
         descales,
     )  # fmt: skip
-    out, lse = _run_operator(call, deterministic) if _wants_operator(call) else forward(call)
+    out, lse = run_operator(call, deterministic) if _wants_operator(call) else forward(call)
     return out, (lse if return_lse else None)
 
 
@@ -427,7 +442,7 @@ def _refuse_derivatives(**tensors: Tensor | None) -> None:
             )
 
 
-def _check_tensors(**named: Tensor) -> None:
+def check_tensors(**named: Tensor) -> None:
     """Of q, k and v, in this order, by the caller's names."""
     (q, k, v), (_, name_k, name_v) = named.values(), named
     for name, tensor in named.items():
@@ -446,7 +461,7 @@ def _check_tensors(**named: Tensor) -> None:
         raise InputError(f"num_heads_q = {num_heads_q} is no multiple of num_heads_kv = {num_heads_kv}: {shapes}")
 
 
-def _checked_list(name: str, given: Tensor | None, shape: tuple[int | None, ...], device: torch.device) -> None:
+def check_list(name: str, given: Tensor | None, shape: tuple[int | None, ...], device: torch.device) -> None:
     """A list of numbers for the kernels. `None` in `shape` is any extent."""
     if given is None:
         return
@@ -490,10 +505,10 @@ def _as_packed(
     batch, device = _batch_of(q, cu_seqlens_q), q.device
     max_seqlen_q, max_seqlen_k = bounds
     for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        _checked_list(name, given, (batch + 1,), device)
+        check_list(name, given, (batch + 1,), device)
     for name, given in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        _checked_list(name, given, (batch,), device)
-    _checked_list("page_table", page_table, (batch, None), device)
+        check_list(name, given, (batch,), device)
+    check_list("page_table", page_table, (batch, None), device)
     batch_shape = None
     if cu_seqlens_q is None:
         batch_shape = (batch, q.shape[1])
@@ -548,7 +563,7 @@ def _call(
     bounds: tuple[int | None, int | None],
     softmax_scale: float | None,
     causal: bool,
-    window_size: Window,
+    window_size: Window | Offsets,
     sink: Tensor | None,
     softcap: float | None,
     num_splits: int,
@@ -600,10 +615,16 @@ def _wants_operator(call: Call) -> bool:
     """Whether gradients or a compiler want an operator of torch around the kernels."""
     inputs = (call.q, call.k, call.v, call.sink)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return needs_grad or torch.compiler.is_compiling() or is_observed(*inputs, *call.lists)
+    return needs_grad or is_for_operator(call)
 
 
-def _run_operator(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
+def is_for_operator(call: Call) -> bool:
+    """Whether a compiler or a mode of torch looks on."""
+    return torch.compiler.is_compiling() or is_observed(call.q, call.k, call.v, call.sink, *call.lists)
+
+
+def run_operator(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
+    """out and lse through torch's dispatcher."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     deterministic = checked_flag("deterministic", deterministic)

@@ -27,7 +27,8 @@ SEAL_FILE = "seal.txt"
 SEALED_FILES = ("__init__.py", "manifest.json")
 TRUST_MODES = ("off", "warn", "require")
 DEFAULT_STORE = "/etc/fa4-kernels/trust"
-PUBLIC_KEY_SUFFIX = ".pub"
+VARIABLES = ("FA4_KERNELS_TRUST", "FA4_KERNELS_TRUST_STORE", "FA4_KERNELS_TRUST_KEY")
+PUBLIC_KEY_SUFFIX, REVOKED_SUFFIX = ".pub", ".revoked"
 
 _HEADER = "fa4-kernels seal 1"
 _SEAL = re.compile(
@@ -124,10 +125,14 @@ def public_key_to_pem(public_key: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustPolicy:
-    """What the operator asks of packs. `keys`: key id -> public key, those that are trusted; `store`: for messages."""
+    """What the operator asks of packs.
+
+    `keys`: key id -> public key, those that are trusted; `revoked`: key ids, `store`: both for messages.
+    """
 
     mode: str = "off"
     keys: Mapping[str, bytes]
+    revoked: frozenset[str] = frozenset()
     store: str = DEFAULT_STORE
 
     def refusal(self, seal: Seal) -> str | None:
@@ -149,6 +154,8 @@ class TrustPolicy:
                     return None
                 return f"its signature by key {signature.key_id} is wrong: it was changed after signing"
         trusted = ", ".join(sorted(self.keys)) or "none"
+        if gone := sorted(self.revoked.intersection(s.key_id for s in seal.signatures)):
+            return f"it is signed by {signers}, and key {', '.join(gone)} is revoked in {self.store}"
         return (
             f"it is signed by {signers}, and trusted are the keys in {self.store}: {trusted}. Install a pack signed by "
             f"one of them, or have the operator add the signer's {PUBLIC_KEY_SUFFIX} file there"
@@ -159,22 +166,41 @@ NO_TRUST = TrustPolicy(mode="off", keys={})
 """Packs are checked for damage, and not for who made them."""
 
 
-def trust_policy(mode: str | None, store: str | None) -> TrustPolicy:
-    """The policy of FA4_KERNELS_TRUST and FA4_KERNELS_TRUST_STORE.
+def trust_policy(mode: str | None = None, store: str | None = None, key: str | None = None) -> TrustPolicy:
+    """The policy of FA4_KERNELS_TRUST, FA4_KERNELS_TRUST_STORE and FA4_KERNELS_TRUST_KEY.
+
+    Whoever has put a key anywhere wants signatures: without a mode, one known key means `require`.
 
     Args:
-        mode: off, warn or require; None or empty: require if a store is named, else off.
-        store: directory of public keys (`*.pub`, PEM); None or empty: DEFAULT_STORE.
-    Raises: TrustError for an unknown mode, and for a store with a file that is no key: half a store trusts nobody.
+        mode: off, warn or require; None or empty: require if a store or a key is named, or the default store holds a
+            key; else off.
+        store: directory of public keys (`*.pub`, PEM) and lists of revoked ones (`*.revoked`, a key id a line); None
+            or empty: DEFAULT_STORE, or no directory if a key is named.
+        key: one more key, as the line of base64 in its `.pub` file.
+    Raises: TrustError for an unknown mode, for what is no key, and for a store that cannot be read or does not exist
+        although it was named: half a store trusts nobody.
     """
-    mode = mode or ("require" if store else "off")
-    if mode not in TRUST_MODES:
+    if mode and mode not in TRUST_MODES:
         raise TrustError(f"FA4_KERNELS_TRUST={mode}: unknown. Allowed: {', '.join(TRUST_MODES)}.")
     if mode == "off":
         return NO_TRUST
-    directory = Path(store or DEFAULT_STORE)
+    directory = None if key and not store else Path(store or DEFAULT_STORE)
+    keys = {} if directory is None else _keys_in(directory, is_named=bool(store))
+    if key:
+        pinned = _pinned_key(key)
+        keys[key_id(pinned)] = pinned
+    if not mode and not store and not keys:
+        return NO_TRUST
+    revoked = frozenset[str]() if directory is None else _revoked_in(directory)
+    trusted = {name: value for name, value in keys.items() if name not in revoked}
+    where = str(directory) if directory is not None else "FA4_KERNELS_TRUST_KEY"
+    return TrustPolicy(mode=mode or "require", keys=trusted, revoked=revoked, store=where)
+
+
+def _keys_in(directory: Path, *, is_named: bool) -> dict[str, bytes]:
+    """Key id -> public key of a store."""
     keys: dict[str, bytes] = {}
-    for path in sorted(directory.glob(f"*{PUBLIC_KEY_SUFFIX}")):
+    for path in _store_files(directory, PUBLIC_KEY_SUFFIX, is_named=is_named):
         try:
             public_key = public_key_from_pem(path.read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
@@ -182,4 +208,52 @@ def trust_policy(mode: str | None, store: str | None) -> TrustPolicy:
                 f"trust store: {path}: {error}. Remove the file, or replace it by a public key."
             ) from error
         keys[key_id(public_key)] = public_key
-    return TrustPolicy(mode=mode, keys=keys, store=str(directory))
+    return keys
+
+
+def _revoked_in(directory: Path) -> frozenset[str]:
+    """The ids of keys that this store trusts no longer, whoever adds them again."""
+    found: set[str] = set()
+    for path in _store_files(directory, REVOKED_SUFFIX, is_named=False):
+        try:
+            lines = path.read_text(encoding="ascii").split("\n")
+        except (OSError, ValueError) as error:
+            raise TrustError(f"trust store: {path}: {error}. Write one key id a line.") from error
+        for line in filter(None, (line.partition("#")[0].strip() for line in lines)):
+            if not re.fullmatch(r"[0-9a-f]{16}", line):
+                raise TrustError(
+                    f"trust store: {path}: {line!r} is no key id (16 hexadecimal digits). Correct the line."
+                )
+            found.add(line)
+    return frozenset(found)
+
+
+def _store_files(directory: Path, suffix: str, *, is_named: bool) -> list[Path]:
+    """Files of a store by their suffix. A store that is there and cannot be listed is an error, not an empty one."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.name.endswith(suffix))
+    except FileNotFoundError:
+        if is_named:
+            raise TrustError(
+                f"trust store: {directory}: is not there. Make it, or correct FA4_KERNELS_TRUST_STORE."
+            ) from None
+        return []
+    except OSError as error:
+        raise TrustError(
+            f"trust store: {directory}: cannot be read ({error.strerror}). Let this user read it; "
+            "FA4_KERNELS_TRUST=off uses packs of anybody."
+        ) from error
+
+
+def _pinned_key(text: str) -> bytes:
+    try:
+        return public_key_from_pem(f"-----BEGIN PUBLIC KEY-----\n{text.strip()}\n-----END PUBLIC KEY-----\n")
+    except ValueError as error:
+        raise TrustError(
+            f"FA4_KERNELS_TRUST_KEY: {error}. Give the line of base64 in a {PUBLIC_KEY_SUFFIX} file."
+        ) from error
+
+
+def environment_policy(environment: Mapping[str, str]) -> TrustPolicy:
+    """The policy that these variables ask for."""
+    return trust_policy(*(environment.get(name) for name in VARIABLES))

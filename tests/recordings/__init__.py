@@ -1,0 +1,1 @@
+"""Scripts that recorded what tests/golden holds of a GPU."""
