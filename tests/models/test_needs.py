@@ -106,12 +106,21 @@ def test_an_encoder_has_no_decoding_and_no_pages():
     assert [("fwd-sm90a-bf16-hd64-full", 2), ("fwd-sm90a-bf16-hd64-full-varlen", 2)] == wanted(document)
 
 
+def test_a_causal_encoder_of_text_has_no_decoding():
+    """CLIP's text tower has a causal mask and no cache."""
+    document = {"model_type": "clip_text_model", "num_hidden_layers": 2}
+
+    assert [("fwd-sm90a-bf16-hd64-causal", 2), ("fwd-sm90a-bf16-hd64-causal-varlen", 2)] == wanted(document)
+
+
 def test_cross_attention_reads_the_encoders_keys_without_a_mask():
     """Whisper: encoder, decoder over pages, and keys of another part."""
     ids = {name for name, _ in wanted({"model_type": "whisper", "max_target_positions": 448})}
 
     assert {"fwd-sm90a-bf16-hd64-full", "fwd-sm90a-bf16-hd64-causal-paged", "fwd-sm90a-bf16-hd64-full-varlen"} <= ids
     assert not any("full-paged" in name for name in ids)
+    assert "fwd-sm90a-bf16-hd64-full-varlen-split" in ids  # 1,500 frames; 448 tokens of its own are not split
+    assert "fwd-sm90a-bf16-hd64-causal-paged-split" not in ids
 
 
 def test_a_cache_of_eight_bits_needs_queries_of_eight_bits_and_blackwell():

@@ -53,8 +53,10 @@ class Part:
     Attributes:
         name: the key of the part's own configuration, `text_config`; empty for a model of one part.
         model_type: as transformers names it.
-        layers: the attention of each layer in order; None for a layer without attention. One layer may have two.
+        layers: the attention calls of each layer in order; none for a layer without attention, several for some.
         unknown: why the layers are not known; then there are `num_layers` of them all the same, 0 if not even that.
+        max_tokens: positions that the configuration has, 0 where it names none; max_source_tokens: those of an encoder
+            whose keys cross attention reads.
         notes: what holds for some calls only.
     """
 
@@ -64,6 +66,7 @@ class Part:
     unknown: str = ""
     num_layers: int = 0
     max_tokens: int = 0
+    max_source_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -191,7 +191,7 @@ def _serving(attention: Attention, part: Part, model: Model, gpu: Gpu, use: Use)
 def splits_keys(attention: Attention, part: Part, gpu: Gpu, use: Use, dtype: str) -> bool:
     """Whether the runtime would divide the keys of some decoding step: few queries over many keys."""
     heads_q, heads_kv = heads_per_rank(attention, use.tensor_parallel)
-    tokens = part.max_tokens or _LONG_CONTEXT
+    tokens = (part.max_source_tokens if attention.is_cross else part.max_tokens) or _LONG_CONTEXT
     left, right = attention.window or (None, None)
     window = (_WINDOW_OPEN if left is None else left, _WINDOW_OPEN if right is None else right)
     seen = visible_keys(window, use.query_rows, tokens) if attention.window else tokens

@@ -116,9 +116,15 @@ def _part(key: str, document: Mapping[str, Any]) -> Part:
         reason = f"{kind} lists its layers in layer_types, and the file does not"
         return Part(name=key, model_type=kind, unknown=reason, num_layers=numbers.optional(_LAYERS) or 0)
     layers = _LAYERS_BY_ROLE[structure.role](numbers, structure)
-    tokens = numbers.optional(_TOKENS) or 0
-    notes = tuple(filter(None, (structure.note,)))
-    return Part(name=key, model_type=kind, layers=layers, num_layers=len(layers), max_tokens=tokens, notes=notes)
+    return Part(
+        name=key,
+        model_type=kind,
+        layers=layers,
+        num_layers=len(layers),
+        max_tokens=numbers.optional(_TOKENS) or 0,
+        max_source_tokens=numbers.optional(("max_source_positions",)) or 0,
+        notes=(structure.note,) if structure.note else (),
+    )
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -215,7 +221,7 @@ def _decoder_layer(numbers: _Numbers, structure: Structure, kind: str) -> tuple[
         window=window,
         softcap=float(numbers.value(structure.softcap) or 0.0) if structure.softcap else 0.0,
         sink=has_sink,
-        has_cache=is_causal,
+        has_cache=is_causal and structure.is_cached,
         unserved=structure.unserved_types.get(kind, structure.unserved),
     )
     return (attention,) * structure.calls_a_layer

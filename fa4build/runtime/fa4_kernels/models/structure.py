@@ -102,6 +102,7 @@ class Structure:
         sink: which layers have one: `all`, `sliding`, or none.
         softcap: key of the cap of the scores.
         bidirectional: whether a configuration makes all layers see both ways.
+        is_cached: whether a causal model is decoded from a cache of keys.
         is_latent: keys and values come out of a latent (MLA). has_v_dim: v may have its own head dim.
         multi_query: (value, heads) -> KV heads, where no key names them.
         own_numbers: type of layer -> {usual key: value -> what it is for these layers}.
@@ -127,6 +128,7 @@ class Structure:
     sink: str = ""
     softcap: str = ""
     bidirectional: Callable[[Value], bool] | None = None
+    is_cached: bool = True
     is_latent: bool = False
     has_v_dim: bool = False
     grouped: bool = False
@@ -224,9 +226,10 @@ _FAMILIES: tuple[tuple[Structure, str], ...] = (
         "hyperclovax internlm3 iquestcoder jais2 llama minimax_m2 molmo2_text nemotron seed_oss "
         "qwen3_vl_moe_text qwen3_vl_text sarvam_moe solar_open apertus apertus1p5_text bitnet cohere ernie4_5_moe "
         "falcon_h1 flex_olmo glm4_moe granite granite_docling_text granitemoe granitemoeshared nanochat olmo olmo2 "
-        "olmoe phi stablelm biogpt clip_text_model gpt_neox opt persimmon ctrl gpt2 "
+        "olmoe phi stablelm biogpt gpt_neox opt persimmon ctrl gpt2 "
         "minimax_m3_vl_text qwen2_vl_text glm4v_text glm4v_moe_text",
     ),
+    (Structure(is_cached=False), "clip_text_model"),
     (_WINDOWED, "mistral mixtral phi3 phimoe starcoder2 ministral3"),
     (_UPPER, "qwen2 qwen2_moe qwen3 qwen3_moe qwen2_5_vl_text"),
     (_LATENT, "deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 mistral4 axk1 sarvam_mla youtu"),
