@@ -36,7 +36,15 @@ NOT_RUN = {
 }
 """Commands that are not run, by how they begin, and why."""
 
-SLOW = ("fa4build verify --simulate", "fa4build numerics\n")
+SLOW = (
+    "fa4build verify --simulate",
+    "fa4build numerics\n",
+    # Seven compiles, and what needs their wheel.
+    "fa4build wheel --spec serving.toml --out wheels",
+    "find wheels ",
+    "pip install --quiet --no-index --find-links wheels ",
+    "python -m fa4_kernels serves ",
+)
 """Commands that take longer than a few seconds: their pages also run in the slow suite, whole."""
 
 _BLOCK = re.compile(

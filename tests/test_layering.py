@@ -127,7 +127,14 @@ def test_no_room_is_crowded():
         ("matrix.axes", {"errors", "matrix.arch"}),
         ("matrix.spec", {"errors", "matrix.arch"}),
         ("matrix.selection", {"matrix.spec"}),
-        ("matrix.variants", {"errors", "matrix.arch", "matrix.axes", "matrix.selection", "matrix.spec"}),
+        (
+            "matrix.problems",
+            {"matrix.arch", "matrix.axes", "runtime.fa4_kernels.dispatch", "runtime.fa4_kernels.models.needs"},
+        ),
+        (
+            "matrix.variants",
+            {"errors", "matrix.arch", "matrix.axes", "matrix.problems", "matrix.selection", "matrix.spec"},
+        ),
         ("matrix.tuning_backward", {"matrix.axes"}),
         ("matrix.tuning", {"errors", "matrix.arch", "matrix.axes", "matrix.tuning_backward"}),
         ("compiling.signature", {"errors", "matrix.axes", "runtime.fa4_kernels.abi"}),

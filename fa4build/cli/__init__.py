@@ -16,6 +16,7 @@ from fa4build import __version__
 from fa4build.errors import Fa4BuildError
 
 COMMANDS = {
+    "plan": ("plan", "Say which kernels models need, from their config.json."),
     "matrix": ("matrix", "Compile the variant matrix into the cache."),
     "wheel": ("wheel", "Pack compiled kernels and the runtime into wheels."),
     "verify": ("verify", "Prove compiled kernels: binaries, simulation, records from GPUs."),

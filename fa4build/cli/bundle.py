@@ -16,11 +16,11 @@ from fa4build.cli.common import (
     open_cache,
     print_json,
     remote_cache_options,
-    selection,
     selection_options,
 )
 
 if TYPE_CHECKING:
+    from fa4build.matrix.selection import Selection
     from fa4build.shipping.bundle import Bundle
 
 
@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     out: Path,
-    arches: tuple[str, ...],
-    globs: tuple[str, ...],
-    spec: Path | None,
+    wanted: "Selection",
     family_name: str,
     platforms: tuple[str, ...],
     include: tuple[Path, ...],
@@ -87,7 +85,7 @@ def command(
 
     refuse_steering(os.environ)
     check_target(out)
-    wanted, cache = selection(arches, globs, spec), open_cache(cache_dir, remote_cache, remote_cache_write)
+    cache = open_cache(cache_dir, remote_cache, remote_cache_write)
     family = family_named(family_name)
     key = None if key_file is None else load_key(key_file)
     if not assert_cached:

@@ -1,5 +1,6 @@
 """What several commands share: options, how the cache is found, and how values are shown."""
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from fa4build.matrix.variants import Selection
+    from fa4build.families.interface import Family
+    from fa4build.matrix.selection import Selection
+    from fa4build.runtime.fa4_kernels.models.needs import Use
     from fa4build.store.cache import Cache
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -55,28 +58,135 @@ family_option = click.option(
 )
 
 
+_SELECTION = (
+    click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable."),
+    click.option("--select", "globs", multiple=True, metavar="GLOB", help="Ids to take, e.g. '*-hd128-*'. Repeatable."),
+    click.option(
+        "--spec",
+        "specs",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A TOML file that names the variants. Several add up.",
+    ),
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        metavar="CONFIG",
+        help="A model's config.json, or its folder: the kernels that its layers need on --gpu. Several add up.",
+    ),
+)
+_USE = (
+    click.option(
+        "--gpu", "gpus", multiple=True, metavar="GPU", help="H200, B200, ... or a target, sm90; any case. Repeatable."
+    ),
+    click.option(
+        "--for", "purpose", type=click.Choice(("serving", "training")), default="serving", show_default=True,
+        help="What the models are run for.",
+    ),
+    click.option("--page-size", type=click.IntRange(min=1), help="Serving: keys a page. Default: no pages."),
+    click.option("--cache-dtype", metavar="DTYPE", help="Serving: bf16, fp16, e4m3 (fp8), e5m2. Default: the model's."),
+    click.option(
+        "--query-rows", type=click.IntRange(min=1), default=1, show_default=True,
+        help="Serving: tokens a sequence asks for in a decoding step; more than 1 with speculation.",
+    ),
+    click.option("--deterministic", is_flag=True, help="Training: gradients that are equal in every run."),
+    click.option("--tp", "ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks."),
+)  # fmt: skip
+
+
+def use_options(command: Command) -> Command:
+    """`--gpu`, `--for` and what goes with them; the command gets `gpus` and `use`, a `needs.Use`."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        return command(**_with_use(given))
+
+    return _decorated(run, _USE)
+
+
+def _with_use(given: dict[str, Any]) -> dict[str, Any]:
+    from fa4build.runtime.fa4_kernels.models.needs import Use
+
+    given["use"] = Use(
+        purpose=given.pop("purpose"),
+        page_size=given.pop("page_size"),
+        cache_dtype=given.pop("cache_dtype"),
+        query_rows=given.pop("query_rows"),
+        deterministic=given.pop("deterministic"),
+        tensor_parallel=given.pop("ranks"),
+    )
+    return given
+
+
 def selection_options(command: Command) -> Command:
-    """`--arch`, `--select` and `--spec`: which variants. All that are given must hold."""
-    for option in (
-        click.option(
-            "--spec",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A TOML file that names the variants.",
-        ),
-        click.option(
-            "--select", "globs", multiple=True, metavar="GLOB", help="Ids to take, e.g. '*-hd128-*'. Repeatable."
-        ),
-        click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable."),
-    ):
+    """Which kernels, by target, pattern, specification or model; the command gets `wanted`, a `Selection`.
+
+    Specifications and models add up; --arch, --gpu and --select narrow them.
+    """
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        given = _with_use(given)
+        chosen = {name: given.pop(name) for name in ("arches", "globs", "specs", "models", "gpus", "use")}
+        return command(wanted=selection(**chosen), **given)
+
+    return _decorated(run, (*_SELECTION, *_USE))
+
+
+def _decorated(command: Any, options: Sequence[Callable[[Any], Any]]) -> Any:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
-def selection(arches: Sequence[str], globs: Sequence[str], spec: Path | None) -> "Selection":
-    """The value of the selection options."""
-    from fa4build.matrix.variants import Selection
+def selection(
+    arches: Sequence[str],
+    globs: Sequence[str],
+    specs: Sequence[Path] = (),
+    models: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+    use: "Use | None" = None,
+) -> "Selection":
+    """The value of the selection options. What models have no kernel for is told on stderr."""
+    from fa4build.matrix.selection import Selection
 
-    return Selection(arches=tuple(arches), globs=tuple(globs), spec=spec)
+    if not models:
+        return Selection(arches=(*arches, *map(_arch_of_gpu, gpus)), globs=tuple(globs), specs=tuple(specs))
+    from fa4build.matrix.planning import plan_of_files
+    from fa4build.runtime.fa4_kernels.models.needs import Use
+
+    plan = plan_of_files(models, (*gpus, *(() if gpus else arches)), use or Use())
+    for lack in plan.unserved:
+        note(f"without a kernel: {lack}")
+    return Selection(arches=tuple(arches), globs=tuple(globs), specs=(*specs, plan.spec()))
+
+
+def _arch_of_gpu(name: str) -> str:
+    from fa4build.errors import VariantError
+    from fa4build.runtime.fa4_kernels.errors import InputError
+    from fa4build.runtime.fa4_kernels.models.gpus import gpu_named
+
+    try:
+        return gpu_named(name).target
+    except InputError as error:
+        raise VariantError(str(error)) from error
+
+
+def tell_left_out(wanted: "Selection", family: "Family") -> None:
+    """One line on stderr about variants that patterns match and nobody has written; nothing where there are none."""
+    from fa4build.families.registry import DEFAULT
+
+    if family.name != DEFAULT or wanted.names_nothing:
+        return
+    from fa4build.matrix.unwritten import summary_of
+    from fa4build.matrix.variants import expansion
+
+    found = expansion(wanted)
+    if found.left_out:
+        note(summary_of(found.left_out, len(found.variants) - len(found.helpers)))
+    if found.helpers:
+        note(f"with {', '.join(variant.id for variant in found.helpers)}, which they are launched with")
 
 
 def open_cache(cache_dir: Path | None, remote: str | None = None, remote_write: bool = False) -> "Cache":

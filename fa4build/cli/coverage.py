@@ -1,14 +1,14 @@
 """`fa4build coverage`: whether packs are closed: every problem has a kernel or a reason, every kernel a problem."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fa4build.cli.common import family_option, json_option, print_json, selection, selection_options
+from fa4build.cli.common import family_option, json_option, print_json, selection_options
 
 if TYPE_CHECKING:
+    from fa4build.matrix.selection import Selection
     from fa4build.shipping.coverage import Coverage
 
 _SHOWN = 10
@@ -20,32 +20,33 @@ _SHOWN = 10
 @family_option
 @click.option(
     "--against",
-    type=click.Choice(("bundle", "api")),
-    help="What must be there: the kernels a bundle was made with, or all that the functions of fa4_kernels take. "
-    "Default: bundle for bundles, api for anything else.",
+    type=click.Choice(("made", "bundle", "api")),
+    default="made",
+    show_default=True,
+    help="What must be there: what the packs were made for (bundle: an error for anything but bundles), or all that "
+    "the functions of fa4_kernels take.",
 )
 @json_option
 def command(
     files: tuple[Path, ...],
-    arches: tuple[str, ...],
-    globs: tuple[str, ...],
-    spec: Path | None,
+    wanted: "Selection",
     family_name: str,
-    against: str | None,
+    against: str,
     as_json: bool,
 ) -> int:
     """Check that every supported call has a kernel or a stated reason why not.
 
     FILES are pack wheels, pack directories, directories of wheels or bundles; default: dist. The runtime's dispatcher
     is asked about every combination of axis values: each must map to a kernel that computes it, or to a reason why
-    there is none. Kernels that nothing reaches, and written ones that are absent, are errors; of a bundle, only those
-    that it was made with must be there. A selection says what must be there besides.
+    there is none. Kernels that nothing reaches are errors, and so are absent ones: those that a bundle was made with,
+    those that a kernel in the packs is launched together with, and those of a selection.
 
     \b
     Examples:
       fa4build coverage
       fa4build coverage dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build coverage out/                       a bundle, against what it was made with
+      fa4build coverage --model config.json --gpu H200 --page-size 16    what a model is served with
       fa4build coverage out/ --against api --arch sm90 --arch sm100
       fa4build coverage --family flash-attn-4      operators of another family, by the rules of their recipes
     """
@@ -55,25 +56,25 @@ def command(
     from fa4build.shipping.coverage_family import cover_family
 
     family = family_named(family_name)
-    wanted = family.expand(selection(arches, globs, spec)) if arches or globs or spec else ()
+    kernels = () if wanted.names_nothing else family.expand(wanted)
     files = files or (Path("dist"),)
     listed = None if against == "api" else made_for(files, family.name)
     if against == "bundle" and listed is None:
         raise click.UsageError("--against bundle needs bundles alone, as `fa4build bundle` writes them.")
     packs = installed_form(files, family.name)
-    coverage = cover(packs, wanted) if family.name == DEFAULT else cover_family(packs, family, wanted)
-    if listed is not None:
-        absent = sorted(listed - {entry.id for pack in packs for entry in pack.manifest.entries})
-        coverage = judged(coverage, {kernel.id for kernel in wanted})
-        coverage = dataclasses.replace(coverage, missing=tuple(sorted({*coverage.missing, *absent})))
+    coverage = cover(packs, kernels) if family.name == DEFAULT else cover_family(packs, family, kernels)
+    # What a pack of another family was made for is what its family declares: its recipes need the kernels together.
+    as_made = against != "api" and (family.name == DEFAULT or listed is not None or not wanted.names_nothing)
+    if as_made:
+        coverage = judged(coverage, packs, asked=[kernel.id for kernel in kernels], listed=listed or ())
     if as_json:
         print_json(coverage.as_dict())
     else:
-        _print(coverage, of_bundle=listed is not None)
+        _print(coverage, as_made=as_made)
     return 0 if coverage.is_closed else CoverageError.exit_code
 
 
-def _print(coverage: "Coverage", *, of_bundle: bool) -> None:
+def _print(coverage: "Coverage", *, as_made: bool) -> None:
     served = sum(coverage.served.values())
     click.echo(f"{coverage.num_problems} problems; packs for {', '.join(coverage.targets)}")
     click.echo(f"{served:7} served by {len(coverage.served)} kernels")
@@ -83,7 +84,7 @@ def _print(coverage: "Coverage", *, of_bundle: bool) -> None:
     click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
     click.echo(f"{coverage.on_request:7} refused: a kernel is written, and built only where it is named")
     click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
-    outside = "outside what the bundle was made for" if of_bundle else "missing from the packs"
+    outside = "outside what the packs were made for" if as_made else "missing from the packs"
     click.echo(f"{coverage.missing_problems:7} {outside}")
     if coverage.alternatives:
         click.echo(f"{len(coverage.alternatives)} kernels answer what another answers first, by other means")

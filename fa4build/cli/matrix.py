@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ from fa4build.cli.common import (
     open_cache,
     print_json,
     remote_cache_options,
-    selection,
     selection_options,
+    tell_left_out,
 )
 
 if TYPE_CHECKING:
     from fa4build.families.interface import Family
-    from fa4build.matrix.variants import Selection
+    from fa4build.matrix.selection import Selection
     from fa4build.pipeline import BuildReport, Event, Outcome
     from fa4build.store.cache import Cache
 
@@ -82,9 +83,7 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
 @json_option
 def command(
-    arches: tuple[str, ...],
-    globs: tuple[str, ...],
-    spec: Path | None,
+    wanted: "Selection",
     family_name: str,
     jobs: int | None,
     cache_dir: Path | None,
@@ -115,6 +114,7 @@ def command(
       fa4build matrix --arch sm90                     everything for Hopper
       fa4build matrix --select 'fwd-sm90a-*-hd128-causal'
       fa4build matrix --spec serving.toml --jobs 8
+      fa4build matrix --model config.json --gpu H200 --page-size 16    what a model is served with
       fa4build matrix --from-misses misses.jsonl      what FA4_KERNELS_RECORD=misses.jsonl wrote
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
       fa4build matrix --executor dask --scheduler tcp://build-1:8786   on the workers of a cluster
@@ -128,18 +128,14 @@ def command(
 
     refuse_steering(os.environ)
     if misses is not None:
-        if globs or spec is not None:
-            raise click.UsageError("--from-misses says what to build; leave out --select and --spec.")
-        globs = _from_misses(misses, write_spec)
+        if wanted.globs or wanted.specs:
+            raise click.UsageError("--from-misses says what to build; leave out --select, --spec and --model.")
+        wanted = replace(wanted, globs=_from_misses(misses, write_spec))
         if write_spec is not None:
             return 0
     elif write_spec is not None:
         raise click.UsageError("--write-spec needs --from-misses.")
-    wanted, cache, family = (
-        selection(arches, globs, spec),
-        open_cache(cache_dir, remote_cache, remote_cache_write),
-        family_named(family_name),
-    )
+    cache, family = open_cache(cache_dir, remote_cache, remote_cache_write), family_named(family_name)
     if dry_run or assert_cached:
         return _look_up(wanted, cache, family, shard, assert_cached=assert_cached, as_json=as_json)
     options: dict[str, Any] = {"timeout_s": timeout_s, "allow_spills": allow_spills, "part": shard, "family": family}
@@ -176,6 +172,7 @@ def build(wanted: "Selection", cache: "Cache", *, jobs: int | None, **options: A
     """Build with progress on stderr, and every failure told at the end."""
     from fa4build.pipeline import build_matrix
 
+    tell_left_out(wanted, options["family"])
     with _progress() as on_event:
         report = build_matrix(wanted, cache, jobs, on_event, **options)
     for outcome in report.outcomes:
@@ -196,6 +193,7 @@ def _look_up(
     """The answer of --dry-run and --assert-cached."""
     from fa4build.pipeline import find_cached, require_cached, shard
 
+    tell_left_out(wanted, family)
     found = find_cached(shard(family.expand(wanted), *part), cache, family=family)
     if assert_cached:
         require_cached(found)

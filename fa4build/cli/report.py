@@ -2,15 +2,30 @@
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from fa4build.cli.common import cache_dir_option, human_bytes, json_option, note, open_cache, print_json
+from fa4build.cli.common import (
+    cache_dir_option,
+    family_option,
+    human_bytes,
+    json_option,
+    note,
+    open_cache,
+    print_json,
+    selection_options,
+)
+
+if TYPE_CHECKING:
+    from fa4build.matrix.selection import Selection
 
 EXISTING = click.Path(exists=True, path_type=Path)
 
 
 @click.command("report")
+@selection_options
+@family_option
 @click.option("--out", "out_file", type=click.Path(dir_okay=False, path_type=Path), help="Where the page goes.")
 @click.option("--pack", "packs", multiple=True, type=EXISTING, help="A wheel or pack of kernels. Repeatable.")
 @click.option(
@@ -39,6 +54,8 @@ EXISTING = click.Path(exists=True, path_type=Path)
 @cache_dir_option
 @json_option
 def command(
+    wanted: "Selection",
+    family_name: str,
     out_file: Path | None,
     packs: tuple[Path, ...],
     evidence_dirs: tuple[Path, ...],
@@ -49,6 +66,8 @@ def command(
 ) -> None:
     """Write one self-contained HTML page: coverage, sizes, registers, proof, benchmarks, rooflines, numerics.
 
+    It is about every kernel that is written, or about those of a selection or of another family.
+
     It needs no network, follows light and dark themes, and prints. With --json what it shows is printed as data; then
     --out may be left out. Needs the extra `report`: pip install 'fa4build[report]'.
 
@@ -57,7 +76,9 @@ def command(
       fa4build report --out report.html
       fa4build report --out report.html --pack dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build report --json
+      fa4build report --out serving.html --spec serving.toml    the kernels of a specification alone
     """
+    from fa4build.families.registry import DEFAULT, family_named
     from fa4build.report.collect import collect
     from fa4build.report.page import write_report
     from fa4build.shipping.release import committed_evidence
@@ -66,6 +87,8 @@ def command(
     if out_file is None and not as_json:
         raise click.UsageError("--out FILE.html says where the page goes; with --json it may be left out.")
     start = time.monotonic()
+    family = family_named(family_name)
+    is_all = family.name == DEFAULT and wanted.names_nothing
     measured = [path for folder in (*benchmark_dirs, *evidence_dirs) for path in sorted(folder.rglob("*.json"))]
     data = collect(
         open_cache(cache_dir),
@@ -73,6 +96,8 @@ def command(
         evidence_dirs=evidence_dirs,
         benchmarks=measured,
         timelines=timeline_dirs,
+        kernels=None if is_all else family.expand(wanted),
+        family=family,
     )
     if out_file is not None:
         size = write_report(data, out_file)

@@ -19,7 +19,6 @@ from fa4build.cli.common import (
     open_cache,
     print_json,
     remote_cache_options,
-    selection,
     selection_options,
 )
 
@@ -67,9 +66,7 @@ if TYPE_CHECKING:
 @click.option("--sample", is_flag=True, help="With --dry-run: compile the kernels that sizes are told from.")
 @json_option
 def command(
-    arches: tuple[str, ...],
-    globs: tuple[str, ...],
-    spec: Path | None,
+    wanted: "Selection",
     family_name: str,
     platforms: tuple[str, ...],
     no_runtime: bool,
@@ -98,6 +95,7 @@ def command(
       fa4build wheel --arch sm90                          into dist/
       fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
       fa4build wheel --arch sm90 --platform aarch64
+      fa4build wheel --model gpt-oss/ --model qwen3/ --gpu H200 --page-size 16    what two models are served with
       fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
       fa4build wheel --arch sm100 --dry-run --sample       sizes, from a part of the kernels
       fa4build wheel --arch sm90 --platform x86_64 --single-file
@@ -114,7 +112,7 @@ def command(
     if no_runtime and single_file:
         raise click.UsageError("--single-file is runtime and packs together; leave out --no-runtime.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
-    wanted, family = selection(arches, globs, spec), family_named(family_name)
+    family = family_named(family_name)
     cache = open_cache(cache_dir, remote_cache, remote_cache_write)
     key = None if key_file is None else load_key(key_file)
     limit = round(limit_bytes)
@@ -156,7 +154,7 @@ def _compile_sample(
         for arch in sorted({kernel.arch for kernel in kernels})
         for name in sample_of([traits_of(kernel) for kernel in kernels if kernel.arch == arch])
     )
-    build(Selection(globs=globs), cache, jobs=jobs, allow_spills=allow_spills, family=family)
+    build(Selection(globs=globs, alone=True), cache, jobs=jobs, allow_spills=allow_spills, family=family)
 
 
 def _dry_run(

@@ -209,8 +209,10 @@ def _selected(
 
     Raises: VariantError, NothingSelectedError.
     """
-    if selection.spec is not None:
-        raise VariantError(f"family {family}: --spec describes variants of fa4; name kernels with --arch and --select.")
+    if selection.specs:
+        raise VariantError(
+            f"family {family}: --spec and --model describe variants of fa4; name kernels with --arch and --select."
+        )
     arches = {arch_named(name).name for name in selection.arches} or {arch.name for arch in ARCHES}
     named = [kernel for arch in ARCHES if arch.name in arches for kernel in by_arch(arch.name)]
     if not named:

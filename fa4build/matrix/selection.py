@@ -17,9 +17,16 @@ class Selection:
     Attributes:
         arches: names or aliases of targets; empty is all.
         globs: patterns over ids (`*`, `?`, `[..]`); a variant is taken if any matches; empty is all.
-        spec: a specification, or the path of its file.
+        specs: specifications, or the paths of their files; what they name adds up.
+        alone: the kernels that are named and no others, not even those that they are launched together with.
     """
 
     arches: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
-    spec: Spec | Path | str | None = None
+    specs: tuple[Spec | Path | str, ...] = ()
+    alone: bool = False
+
+    @property
+    def names_nothing(self) -> bool:
+        """Whether it is the default matrix of every target."""
+        return not (self.arches or self.globs or self.specs)

@@ -27,6 +27,7 @@ from fa4build.matrix.axes import (
     spell_head_dims,
     unknown_values,
 )
+from fa4build.matrix.problems import lacking_helpers
 from fa4build.matrix.selection import Selection
 from fa4build.matrix.spec import Block, Spec, read_spec
 
@@ -330,27 +331,28 @@ def written_variants() -> tuple[Variant, ...]:
     return tuple(filter(kernel_written, valid_variants()))
 
 
-# Written, but built only for those who name them: without these, the default matrix would be half again as large.
+# Written, but built only for those who name them, by id or from a model's configuration: with these, the default matrix
+# would be half again as large. A reason says what the default matrix has, not what models may need.
 ON_REQUEST: tuple[Rule, ...] = (
     Rule(
         name="softcap-as-models-have-it",
         refuses=lambda v: v.softcap and (v.dtype == "fp16" or v.head_dims not in ((128, 128), (256, 256))),
-        reason="published models with a soft cap have head_dim 128 or 256, in bf16",
+        reason="the default matrix has a soft cap for head_dim 128 and 256 in bf16 only",
     ),
     Rule(
         name="wide-softcap-on-blackwell",
         refuses=lambda v: v.softcap and v.arch != "sm90a" and v.head_dim == 256,
-        reason="with a soft cap, head_dim 256 has packed kernels only on Blackwell: few can use them",
+        reason="the default matrix for Blackwell has no soft cap with head_dim 256",
     ),
     Rule(
         name="sink-as-models-have-it",
         refuses=lambda v: v.sink and (v.dtype == "fp16" or v.head_dims not in ((64, 64), (128, 128))),
-        reason="published models with attention sinks have head_dim 64 or 128, in bf16",
+        reason="the default matrix has attention sinks for head_dim 64 and 128 in bf16 only",
     ),
     Rule(
         name="one-extra-at-a-time",
         refuses=lambda v: v.softcap and (v.sink or v.deterministic),
-        reason="a soft cap together with a sink, or with deterministic gradients, is rare",
+        reason="the default matrix has no soft cap together with a sink or with deterministic gradients",
     ),
 )
 
@@ -386,24 +388,60 @@ def variant_axes(variant: Variant) -> dict[str, object]:
 # --- selecting --------------------------------------------------------------------------------------------------------
 
 
-def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
-    """The written variants that a selection names, in the order of the axes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """What a selection comes to, each in the order of the axes.
 
-    Globs and specifications name valid variants, written or not; `arches` alone takes the default matrix.
+    Attributes:
+        variants: what is built. helpers: those of them that nobody named, and that named ones are launched with.
+        left_out: valid variants that a pattern matched and that have no kernel.
+    """
+
+    variants: tuple[Variant, ...]
+    helpers: tuple[Variant, ...] = ()
+    left_out: tuple[Variant, ...] = ()
+
+
+def expand_matrix(selection: Selection) -> tuple[Variant, ...]:
+    """The written variants that a selection names, and their helpers, in the order of the axes; see `expansion`."""
+    return expansion(selection).variants
+
+
+def expansion(selection: Selection) -> Expansion:
+    """What a selection names.
+
+    Globs and specifications take the variants that are written among those that match; `arches` alone takes the default
+    matrix. Kernels that are launched together with a named one are taken, too.
+
     Raises: VariantError for an unknown arch, a bad specification, or an id without wildcards that is refused;
-        NothingSelectedError if a glob, a specification or an arch selects nothing, or a variant that is not written.
+        NothingSelectedError if a glob, a specification or an arch selects nothing that is written, if an id without
+        wildcards has no kernel, or a listed value of a specification none.
     """
     arches = {arch_named(name).name for name in selection.arches} or set(AXES["arch"])
-    named = valid_variants(arches)
-    if selection.spec is not None:
-        spec = selection.spec if isinstance(selection.spec, Spec) else read_spec(selection.spec)
-        named = _named_by_spec(spec, named)
+    among = valid_variants(arches)
+    if not selection.specs and not selection.globs:
+        return Expansion(variants=_default_matrix(among, arches))
+    named = among
+    if selection.specs:
+        specs = [spec if isinstance(spec, Spec) else read_spec(spec) for spec in selection.specs]
+        taken = {variant for spec in specs for variant in _named_by_spec(spec, among)}
+        named = tuple(variant for variant in among if variant in taken)
     if selection.globs:
         named = _named_by_globs(selection.globs, named)
-    if selection.spec is None and not selection.globs:
-        return _default_matrix(named, arches)
-    _require_written(named)
-    return named
+    written = tuple(filter(kernel_written, named))
+    if not written:
+        raise _unwritten(named)
+    helpers = () if selection.alone else _helpers_of(written)
+    wanted = {*written, *helpers}
+    return Expansion(
+        variants=tuple(variant for variant in valid_variants() if variant in wanted),
+        helpers=helpers,
+        left_out=tuple(variant for variant in named if not kernel_written(variant)),
+    )
+
+
+def _helpers_of(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    return tuple(dict.fromkeys(helper for _, helper in lacking_helpers(variants)))
 
 
 def _default_matrix(valid: tuple[Variant, ...], arches: set[str]) -> tuple[Variant, ...]:
@@ -416,14 +454,18 @@ def _default_matrix(valid: tuple[Variant, ...], arches: set[str]) -> tuple[Varia
     return default
 
 
-def _require_written(named: tuple[Variant, ...]) -> None:
-    unwritten = [variant.id for variant in named if not kernel_written(variant)]
-    if unwritten:
-        shown = ", ".join(unwritten[:5]) + (", ..." if len(unwritten) > 5 else "")
-        raise NothingSelectedError(
-            f"{len(unwritten)} of {len(named)} selected variants have no kernel yet: {shown}. "
-            "Narrow the selection; `fa4build list` shows which are written."
-        )
+def _unwritten(named: tuple[Variant, ...]) -> NothingSelectedError:
+    shown = ", ".join(variant.id for variant in named[:5]) + (", ..." if len(named) > 5 else "")
+    return NothingSelectedError(
+        f"{len(named)} of {len(named)} selected variants have no kernel yet: {shown}. "
+        "Choose others; `fa4build list` shows which are written."
+    )
+
+
+def _require_written(name: str, variant: Variant) -> None:
+    """Raises NothingSelectedError for an id that was given in full and has no kernel."""
+    if name == variant.id and not kernel_written(variant):
+        raise _unwritten((variant,))
 
 
 def _matcher(globs: tuple[str, ...]) -> Callable[[str], re.Match | None]:
@@ -437,6 +479,7 @@ def _named_by_globs(globs: tuple[str, ...], among: tuple[Variant, ...]) -> tuple
         matched = list(filter(_matcher((glob,)), ids))
         if not matched:
             raise _no_match(glob, tuple(ids))
+        _require_written(glob, ids[matched[0]])
         wanted.update(matched)
     return tuple(variant for name, variant in ids.items() if name in wanted)
 
@@ -458,6 +501,12 @@ def _named_by_spec(spec: Spec, among: tuple[Variant, ...]) -> tuple[Variant, ...
     named = tuple(variant for variant in among if variant in wanted and not excluded(variant.id))
     if not named:
         raise NothingSelectedError(f"{spec.path}: `exclude` takes away everything that was selected.")
+    for variant, helper in lacking_helpers(named):
+        if excluded(helper.id):
+            raise NothingSelectedError(
+                f"{spec.path}: `exclude` takes away {helper.id}, without which {variant.id} cannot be called. "
+                "Exclude both or neither."
+            )
     return named
 
 
@@ -471,8 +520,11 @@ def _named_by_block(spec: Spec, block: Block, among: tuple[Variant, ...]) -> tup
             f"{spec.path}: {block.place}: no combination of the listed values is valid and within the selection. "
             "`fa4build list` gives the reason for every refusal."
         )
+    written = tuple(filter(kernel_written, named))
+    if not written:
+        raise _unwritten(named)
     for axis, values in block.axes.items():
-        missing = set(values) - {getattr(variant, axis) for variant in named}
+        missing = set(values) - {getattr(variant, axis) for variant in written}
         if missing:
             raise NothingSelectedError(
                 f"{spec.path}: {block.place}: no selected variant has {axis} {min(missing)!r}. "

@@ -8,6 +8,8 @@ from typing import Any
 
 from fa4build import __version__
 from fa4build.errors import Fa4BuildError, ToolchainError
+from fa4build.families.interface import Family
+from fa4build.families.registry import family_named
 from fa4build.matrix.axes import Variant
 from fa4build.matrix.variants import refused_variants, valid_variants, variant_axes, written_variants
 from fa4build.pipeline import find_cached
@@ -114,23 +116,28 @@ def collect(
     evidence_dirs: Sequence[Path] = (),
     benchmarks: Sequence[Path] = (),
     timelines: Sequence[Path] = (),
+    kernels: Sequence[Any] | None = None,
+    family: Family | None = None,
 ) -> ReportData:
     """Read everything.
 
     Args:
+        kernels: those that the page is about, of `family`; default: every written variant of our own.
         packs: wheels or packs of kernels. evidence_dirs: folders of committed records.
         benchmarks: JSON files with measurements; what holds none is passed over.
         timelines: folders of drawings, besides `timing` in the cache.
     Raises: WheelError or Fa4BuildError for a pack or record that is damaged.
     """
     entries = cache.entries()
-    rows = tuple(_rows(cache, entries, committed_in(evidence_dirs)))
+    family = family or family_named()
+    about = written_variants() if kernels is None else kernels
+    rows = tuple(_rows(cache, entries, committed_in(evidence_dirs), about, family))
     found = [row for row in map(_pack_row, sorted(packs)) if row is not None]
     return ReportData(
         version=__version__,
         toolchain=_toolchain_of(entries),
         refused=len(refused_variants()),
-        coverage=tuple(_coverage(rows)),
+        coverage=tuple(_coverage(rows, valid_variants() if kernels is None else kernels)),
         variants=rows,
         packs=tuple(found),
         benchmarks=read_benchmarks(benchmarks),
@@ -139,29 +146,30 @@ def collect(
     )
 
 
-def _rows(cache: Cache, entries: Sequence[CacheEntry], committed: Committed) -> Iterable[VariantRow]:
-    """A row for every written variant, in the order of the matrix."""
-    written = written_variants()
+def _rows(
+    cache: Cache, entries: Sequence[CacheEntry], committed: Committed, kernels: Sequence[Any], family: Family
+) -> Iterable[VariantRow]:
+    """A row for every kernel, in their order."""
     try:
-        current = {recipe.name: entry for recipe, entry in find_cached(written, cache)}
+        current = {recipe.name: entry for recipe, entry in find_cached(kernels, cache, family=family)}
     except ToolchainError:  # no compiler here, so no keys: what is in the cache may or may not be current
         current = {}
     newest = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.last_use)}
-    for variant in written:
-        entry = current.get(variant.id)
-        state = "compiled" if entry is not None else "outdated" if variant.id in newest else "written"
-        yield _row(variant, state, entry or newest.get(variant.id), cache.root, committed)
+    for kernel in kernels:
+        entry = current.get(kernel.id)
+        state = "compiled" if entry is not None else "outdated" if kernel.id in newest else "written"
+        yield _row(kernel, state, entry or newest.get(kernel.id), cache.root, committed)
 
 
-def _row(variant: Variant, state: str, entry: CacheEntry | None, cache_root: Path, committed: Committed) -> VariantRow:
+def _row(kernel: Any, state: str, entry: CacheEntry | None, cache_root: Path, committed: Committed) -> VariantRow:
     evidence = Evidence()
     if entry is not None:
         evidence = evidence_for(subject_of(entry), cache_root, committed)
     return VariantRow(
-        id=variant.id,
-        op=variant.op,
-        arch=variant.arch,
-        axes=variant_axes(variant),
+        id=kernel.id,
+        op=kernel.op,
+        arch=kernel.arch,
+        axes=variant_axes(kernel) if isinstance(kernel, Variant) else dict(kernel.axes),
         state=state,
         evidence=evidence,
         facts={} if entry is None else dict(entry.facts),
@@ -169,9 +177,8 @@ def _row(variant: Variant, state: str, entry: CacheEntry | None, cache_root: Pat
     )
 
 
-def _coverage(rows: Sequence[VariantRow]) -> Iterable[Coverage]:
-    """By op and target, in the order of the matrix. A level counts what has it or a higher one."""
-    valid = valid_variants()
+def _coverage(rows: Sequence[VariantRow], valid: Sequence[Any]) -> Iterable[Coverage]:
+    """By op and target, in the order of `valid`. A level counts what has it or a higher one."""
     for arch, op in dict.fromkeys((variant.arch, variant.op) for variant in valid):
         own = [row for row in rows if (row.arch, row.op) == (arch, op)]
         current = [row for row in own if row.state == "compiled"]

@@ -55,10 +55,11 @@ def kind_of(row: VariantRow) -> str:
 
 
 def grids(rows: Sequence[VariantRow]) -> Iterator[Grid]:
-    """One for each target and op that has kernels."""
+    """One for each target and op that has kernels; none for ops whose kernels have no head dimension."""
     own: dict[tuple[str, str], list[VariantRow]] = {}
     for row in rows:
-        own.setdefault((row.arch, row.op), []).append(row)
+        if {"head_dim", "head_dim_v", "dtype"} <= set(row.axes):
+            own.setdefault((row.arch, row.op), []).append(row)
     for (arch, op), members in own.items():
         yield _grid(f"{op}, {arch}", members)
 

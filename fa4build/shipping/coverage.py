@@ -16,14 +16,19 @@ from pathlib import Path
 from fa4build.errors import CoverageError
 from fa4build.matrix.arch import ARCHES, Arch
 from fa4build.matrix.axes import Variant
-from fa4build.matrix.variants import in_default_matrix, kernel_written, refused_variants, valid_variants
+from fa4build.matrix.problems import lacking_helpers, problem_of
+from fa4build.matrix.variants import (
+    in_default_matrix,
+    kernel_written,
+    parse_variant,
+    refused_variants,
+    valid_variants,
+)
 from fa4build.runtime.fa4_kernels.dispatch import EQUAL_AXES, Device, Problem, dispatch, steps_of
 from fa4build.runtime.fa4_kernels.errors import PackError
 from fa4build.runtime.fa4_kernels.packs import Entry, Pack, read_manifest
 from fa4build.shipping.manifest import FAMILY, manifest_to_json
 from fa4build.shipping.pack import MANIFEST_FILE, read_pack
-
-_FEATURES = ("split", "softcap", "sink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +121,22 @@ def made_for(paths: Iterable[Path], family: str = FAMILY) -> frozenset[str] | No
     return frozenset(found)
 
 
-def judged(coverage: Coverage, kernels: Iterable[str]) -> Coverage:
-    """The same, with nothing missing but these kernels: those that somebody asked for."""
-    wanted = set(kernels)
-    return dataclasses.replace(coverage, missing=tuple(name for name in coverage.missing if name in wanted))
+def judged(
+    coverage: Coverage, packs: Iterable[Pack], *, asked: Iterable[str] = (), listed: Iterable[str] = ()
+) -> Coverage:
+    """The same, with nothing missing but what the packs were made for.
+
+    Args:
+        packs: those that `coverage` is about.
+        asked: ids that somebody wants to be there. listed: ids that a bundle says it was made with.
+    Returns: missing are those of `asked` and `listed` that are absent, and kernels that one in the packs is launched
+        with; nobody can use it without them.
+    """
+    entries = [entry.id for pack in packs if pack.manifest.family == FAMILY for entry in pack.manifest.entries]
+    held = {entry.id for pack in packs for entry in pack.manifest.entries}
+    helpers = {helper.id for _, helper in lacking_helpers(map(parse_variant, entries))}
+    kept = set(coverage.missing) & set(asked)
+    return dataclasses.replace(coverage, missing=tuple(sorted(kept | (set(listed) - held) | helpers)))
 
 
 def _pack_paths(paths: Iterable[Path]) -> list[Path]:
@@ -200,20 +217,6 @@ def cover(packs: Iterable[Pack], requested: Iterable[Variant] = ()) -> Coverage:
         wrong=tuple(wrong),
         alternatives=tuple(sorted(alternatives - served.keys())),
         orphans=tuple(sorted(entries.keys() - served.keys() - alternatives)),
-    )
-
-
-def problem_of(variant: Variant) -> Problem:
-    """What a call asks for when this variant is what answers it."""
-    return Problem(
-        op=variant.op,
-        layout=variant.layout,
-        dtype=variant.dtype,
-        head_dim=variant.head_dim,
-        head_dim_v=variant.head_dim_v,
-        mask=variant.mask,
-        deterministic=variant.deterministic,
-        features=frozenset(name for name in _FEATURES if getattr(variant, name)),
     )
 
 

@@ -87,7 +87,7 @@ def rebuild(path: Path, cache: Cache, build: Callable[[Selection, Family], None]
             f"{path.name}: {len(changed)} of its {len(manifest.entries)} kernels have other inputs here:{lines}\n"
             "Check out the version it was built from, with the toolchain of its manifest."
         )
-    selection = Selection(globs=tuple(entry.id for entry in manifest.entries))
+    selection = Selection(globs=tuple(entry.id for entry in manifest.entries), alone=True)
     build(selection, family)
     return _compare(path, sha256, selection, cache, family)
 
@@ -113,7 +113,10 @@ def _changed_inputs(manifest: Manifest, family: Family) -> Iterable[Difference]:
     """Kernels whose key would be another here, with the first part of it that differs."""
     ids = tuple(entry.id for entry in manifest.entries)
     toolchain, options = family.toolchain(current_toolchain()), CompileOptions()
-    recipes = {kernel.id: family.recipe(kernel, toolchain, options) for kernel in family.expand(Selection(globs=ids))}
+    recipes = {
+        kernel.id: family.recipe(kernel, toolchain, options)
+        for kernel in family.expand(Selection(globs=ids, alone=True))
+    }
     for entry in manifest.entries:
         recipe = recipes[entry.id]
         if recipe.key != entry.facts.key:
@@ -207,7 +210,7 @@ def _wheel_again(
     """The wheel, packed again under the recorded name and with the recorded signatures."""
     arch = _arch(artifacts[0].facts.target)
     manifest = read_pack(path).manifest
-    kernels = family.expand(Selection(globs=tuple(artifact.facts.id for artifact in artifacts)))
+    kernels = family.expand(Selection(globs=tuple(artifact.facts.id for artifact in artifacts), alone=True))
     labels = replace(labels_of(family, kernels, arch), name=manifest.pack)
     prepared = prepare_pack_wheel(
         artifacts,

@@ -9,8 +9,9 @@ from typing import Any
 
 from fa4build.errors import WheelError
 from fa4build.families.interface import Family
-from fa4build.families.registry import family_named
+from fa4build.families.registry import DEFAULT, family_named
 from fa4build.matrix.arch import ARCHES, Arch
+from fa4build.matrix.problems import lacking_helpers
 from fa4build.matrix.selection import Selection
 from fa4build.pipeline import find_cached, require_cached
 from fa4build.shipping.budget import Forecast, Traits, forecast, part_labels, part_name, sample_of, split, traits_of
@@ -40,6 +41,7 @@ INSTALLED_EVIDENCE_DIR = Path(__file__).parents[1] / "committed_evidence"
 """The same records in an installed fa4build, which came with it."""
 
 ALL_PLATFORMS = tuple(platform.tag for platform in PLATFORMS)
+_SHOWN = 3  # kernels in a message
 _SEPARATE_FIELDS = ("$type", "op", "arch")  # of a variant: the manifest has fields of its own for them
 
 
@@ -71,12 +73,14 @@ def write_wheels(
 
     Returns: packs by target, then runtimes by platform. Wheels whose inputs did not change are left as they are.
 
-    Raises: VariantError, NothingSelectedError from the selection; NotCachedError naming what is missing; WheelError;
-        ToolchainError when the launcher does not compile. Nothing is written then.
+    Raises: VariantError, NothingSelectedError from the selection; NotCachedError naming what is missing; WheelError,
+        also for kernels without those that they are launched with; ToolchainError when the launcher does not compile.
+        Nothing is written then.
     """
     targets = [platform_named(name) for name in platforms]
     family = family or family_named()
     kernels = family.expand(selection)
+    _refuse_lacking(family, kernels)
     entries = require_cached(find_cached(kernels, cache, family=family))
     _refuse_spills(entries, allow_spills or family.may_spill)
     committed = committed_in(committed_evidence() if evidence_dirs is None else evidence_dirs)
@@ -260,6 +264,15 @@ def _refuse_spills(entries: Iterable[CacheEntry], allow_spills: bool) -> None:
             f"registers spill to memory in {', '.join(spilling)}. Give the kernel smaller tiles or more registers a "
             "role, leave it out with --select, or pass --allow-spills."
         )
+
+
+def _refuse_lacking(family: Family, kernels: Sequence[Any]) -> None:
+    """Kernels that cannot be called without another one are not shipped without it."""
+    lacking = list(lacking_helpers(kernels)) if family.name == DEFAULT else []
+    if lacking:
+        shown = "; ".join(f"{variant.id} needs {helper.id}" for variant, helper in lacking[:_SHOWN])
+        more = f"; and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+        raise WheelError(f"the pack could not be called: {shown}{more}. Select these, too.")
 
 
 def _plain(value: Any) -> Any:

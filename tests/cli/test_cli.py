@@ -106,7 +106,7 @@ def examples() -> list[str]:
     for name in cli.COMMANDS:
         command = cli.cli.get_command(None, name)
         found += re.findall(
-            r"^ *fa4build ((?:matrix|list|explain|cache ls) .*?)(?:   .*)?$", command.help, re.MULTILINE
+            r"^ *fa4build ((?:plan|matrix|list|explain|cache ls) .*?)(?:   .*)?$", command.help, re.MULTILINE
         )
     return found
 
@@ -115,6 +115,9 @@ def examples() -> list[str]:
 def test_the_examples_in_help_work(fa4build, example, tmp_path):
     """What they show is done (compiling is left out); those for kernels not written yet say so."""
     (tmp_path / "serving.toml").write_text('edition = 1\nselect = ["fwd-sm90a-*-hd128-causal"]\n')
+    for config in ("config.json", "gpt-oss-120b/config.json", "qwen3/config.json", "gemma3/config.json"):
+        (tmp_path / config).parent.mkdir(exist_ok=True)
+        (tmp_path / config).write_text('{"model_type": "qwen3", "num_hidden_layers": 2}')
     problem = Problem(dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
     missed = dispatch(problem, Device(name="H200", compute_capability=(9, 0)), ())
     (tmp_path / "misses.jsonl").write_text(miss_line(missed))

@@ -101,8 +101,8 @@ def test_a_selection_names_kernels_by_target_and_pattern(tmp_path):
     ]
     with pytest.raises(NothingSelectedError, match=r"'scale-sm90a-n65' matches no kernel of toy. Nearest: scale-sm90a"):
         select(Selection(globs=("scale-sm90a-n65",)))
-    with pytest.raises(VariantError, match="--spec describes variants of fa4"):
-        select(Selection(spec="x.toml"))
+    with pytest.raises(VariantError, match="--spec and --model describe variants of fa4"):
+        select(Selection(specs=("x.toml",)))
 
 
 def test_two_kernels_of_one_id_are_refused(tmp_path):

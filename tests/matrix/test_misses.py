@@ -139,7 +139,7 @@ def test_the_specification_selects_what_was_missed(tmp_path: Path) -> None:
     """Written, parsed, expanded."""
     path = recorded(tmp_path / "m", decision(), decision(Problem(dtype="fp16", head_dim=64, head_dim_v=64)))
     text = spec_text(plan_for(read_misses(path)), "m")
-    variants = expand_matrix(Selection(spec=parse_spec(text, path="spec.toml")))
+    variants = expand_matrix(Selection(specs=(parse_spec(text, path="spec.toml"),)))
 
     assert [variant.id for variant in variants] == ["fwd-sm90a-bf16-hd128-causal", "fwd-sm90a-fp16-hd64-full"]
 

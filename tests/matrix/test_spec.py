@@ -30,7 +30,7 @@ mask = ["full", "causal"]
 def ids(text: str, **selection: object) -> list[str]:
     """Ids that a specification selects."""
     spec = parse_spec(text, path="m.toml")
-    return [variant.id for variant in expand_matrix(Selection(spec=spec, **selection))]
+    return [variant.id for variant in expand_matrix(Selection(specs=(spec,), **selection))]
 
 
 def test_a_block_is_the_product_of_its_values():
@@ -75,7 +75,7 @@ def test_the_path_of_a_file_does_as_well(tmp_path):
     path = tmp_path / "m.toml"
     path.write_text(HOPPER_FORWARD, encoding="utf-8")
 
-    assert expand_matrix(Selection(spec=read_spec(path))) == expand_matrix(Selection(spec=path))
+    assert expand_matrix(Selection(specs=(read_spec(path),))) == expand_matrix(Selection(specs=(path,)))
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from fa4build.errors import NothingSelectedError, VariantError
 from fa4build.matrix import variants
 from fa4build.matrix.axes import AXES, OPS, Variant, parse_axes
+from fa4build.matrix.problems import lacking_helpers
+from fa4build.matrix.unwritten import summary_of, why_unwritten
 from fa4build.matrix.variants import (
     ON_REQUEST,
     RULES,
     Selection,
     default_variants,
     expand_matrix,
+    expansion,
     kernel_written,
     parse_variant,
     reasons_on_request,
@@ -277,7 +280,7 @@ def test_the_default_matrix_is_what_is_written_less_what_is_built_on_request():
     assert all(map(kernel_written, matrix))
     assert all(map(reasons_on_request, left_out))
     assert {rule.reason for rule in ON_REQUEST} == {reason for v in left_out for reason in reasons_on_request(v)}
-    assert (left_out[0],) == expand_matrix(Selection(globs=(left_out[0].id,)))
+    assert (left_out[0],) == expand_matrix(Selection(globs=(left_out[0].id,), alone=True))
 
 
 def test_dense_forward_on_hopper_is_written():
@@ -324,14 +327,64 @@ def only_plain_dense_kernels(monkeypatch):
     monkeypatch.setattr(variants, "KERNELS", plain)
 
 
-def test_a_glob_over_unwritten_kernels_is_an_error_that_names_them(monkeypatch):
-    """Valid, but not written: never dropped silently."""
+def test_a_glob_takes_what_is_written_and_says_what_it_leaves_out(monkeypatch):
+    """3 layouts * softcap * sink, and split of 2 layouts * softcap: 16, of which the plain dense one is written."""
     only_plain_dense_kernels(monkeypatch)
-    with pytest.raises(NothingSelectedError) as caught:
-        expand_matrix(Selection(globs=("fwd-sm90a-bf16-hd128-causal*",)))
+    found = expansion(Selection(globs=("fwd-sm90a-bf16-hd128-causal*",)))
 
-    # 3 layouts * softcap * sink, and split of 2 layouts * softcap: 16, of which the plain dense one is written.
-    assert "15 of 16 selected variants have no kernel yet: fwd-sm90a-bf16-hd128-causal-sink, " in str(caught.value)
+    assert ["fwd-sm90a-bf16-hd128-causal"] == [variant.id for variant in found.variants]
+    assert 15 == len(found.left_out)
+    assert "fwd-sm90a-bf16-hd128-causal-sink" in {variant.id for variant in found.left_out}
+
+
+def test_a_glob_over_unwritten_kernels_alone_is_an_error_that_names_them(monkeypatch):
+    """Nothing to build is never the answer. 6: softcap * sink without split, softcap with it."""
+    only_plain_dense_kernels(monkeypatch)
+    with pytest.raises(NothingSelectedError, match="6 of 6 selected variants have no kernel yet: fwd-sm90a-bf16-hd12"):
+        expand_matrix(Selection(globs=("fwd-sm90a-bf16-hd128-causal-varlen*",)))
+
+
+def ids_of(*globs: str, **more: object) -> list[str]:
+    """Ids that globs come to."""
+    return [variant.id for variant in expand_matrix(Selection(globs=globs, **more))]
+
+
+def test_kernels_bring_those_they_are_launched_with():
+    """Split keys their merge, with a sink where a kernel has one; a backward both its sides."""
+    split = "fwd-sm90a-bf16-hd64-causal-paged-split"
+
+    assert [split, "fwd_combine-sm90a-bf16-hd64"] == ids_of(split)
+    assert [split, "fwd_combine-sm90a-bf16-hd64-sink"] == ids_of(split, "fwd_combine-sm90a-bf16-hd64-sink")
+    assert ["fwd_combine-sm90a-bf16-hd64", "fwd_combine-sm90a-bf16-hd64-sink"] == ids_of(
+        split, "fwd-sm90a-bf16-hd64-local-paged-sink"
+    )[2:]
+    assert ["fwd-sm100a-e4m3-hd64-full-varlen-split", "fwd_combine-sm100a-bf16-hd64"] == ids_of(
+        "fwd-sm100a-e4m3-hd64-full-varlen-split"
+    )
+    assert [
+        "bwd-sm90a-bf16-hd192x128-causal-varlen-deterministic",
+        "bwd_preprocess-sm90a-bf16-hd192x128-varlen",
+        "bwd_postprocess-sm90a-bf16-hd192-varlen",
+    ] == ids_of("bwd-sm90a-bf16-hd192x128-causal-varlen-deterministic")
+    assert [split] == ids_of(split, alone=True)
+
+
+def test_the_default_matrix_lacks_no_helper():
+    """What is built without a selection can be launched."""
+    assert [] == list(lacking_helpers(default_variants()))
+
+
+def test_why_a_variant_has_no_kernel_is_the_least_that_no_kernel_has():
+    """Read off the table of kernels, never out of a list of texts."""
+    reasons = {
+        "fwd-sm90a-bf16-hd192x128-causal-paged-sink": "no fwd kernel of sm90a has paged with sink and hd192x128",
+        "fwd-sm90a-bf16-hd64-causal-softcap-sink": "no fwd kernel of sm90a has softcap with sink",
+        "fwd-sm100a-bf16-hd96-causal-varlen-softcap": "no fwd kernel of sm100a has varlen with softcap and hd96",
+    }
+
+    assert reasons == {name: why_unwritten(parse_variant(name)) for name in reasons}
+    line = summary_of(map(parse_variant, reasons), 5)
+    assert line.startswith("left out 3 of 8 that match and have no kernel: no fwd kernel of sm")
 
 
 def test_a_single_unwritten_id_is_an_error_that_names_it(monkeypatch):

@@ -17,9 +17,11 @@ from fa4build import cli
 from fa4build.errors import CoverageError
 from fa4build.matrix.arch import ARCHES, Arch, arch_named
 from fa4build.matrix.axes import Variant
+from fa4build.matrix.planning import plan_of_files
 from fa4build.matrix.variants import default_variants, parse_variant, valid_variants, variant_axes, written_variants
 from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.runtime.fa4_kernels.dispatch import Device, Problem, dispatch, steps_of
+from fa4build.runtime.fa4_kernels.models.needs import Use
 from fa4build.runtime.fa4_kernels.packs import Pack
 from fa4build.shipping.bundle import write_bundle
 from fa4build.shipping.coverage import _domain, cover, installed_form, key_of, narrowed, problem_of
@@ -263,16 +265,48 @@ def test_the_command_says_so_by_its_exit_code(complete: Path, tmp_path: Path, ca
     if left_out:
         packed([artifact_of(variant) for variant in WRITTEN[left_out:]], tmp_path)
     path = tmp_path / "fa4_kernels_sm90a" if left_out else complete
-    for arguments in ((), ("--json",)):
+    for arguments in (("--against", "api"), ("--against", "api", "--json")):
         with pytest.raises(SystemExit) as ended:
             cli.main(["coverage", str(path), *arguments])
         out = capsys.readouterr().out
         assert ended.value.code == code
-        if arguments:
+        if "--json" in arguments:
             assert json.loads(out)["missing"] == [variant.id for variant in WRITTEN[:left_out]]
         else:
             assert ("NOT closed" in out) == bool(left_out)
             assert all(f"missing: {variant.id}" in out for variant in WRITTEN[:left_out])
+
+
+def test_a_loose_pack_is_judged_by_its_own_kernels_and_a_selection(tmp_path: Path, capsys) -> None:
+    """Complete by itself, unless one of its kernels is launched with another that is not there."""
+    dense, split = (parse_variant(f"fwd-sm90a-bf16-hd64-causal{end}") for end in ("", "-paged-split"))
+
+    def code(variants: list[Variant], *arguments: str) -> int:
+        packed([artifact_of(variant) for variant in variants], tmp_path / str(len(variants)))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["coverage", str(tmp_path / str(len(variants)) / "fa4_kernels_sm90a"), *arguments])
+        return ended.value.code
+
+    assert code([dense]) == 0
+    assert code([dense], "--against", "api") == CoverageError.exit_code
+    assert code([dense], "--select", "fwd-sm90a-bf16-hd64-full") == CoverageError.exit_code
+    assert code([dense, split]) == CoverageError.exit_code
+    assert "missing: fwd_combine-sm90a-bf16-hd64\n" in capsys.readouterr().out
+
+
+def test_a_pack_is_judged_against_a_model(tmp_path: Path, capsys) -> None:
+    """What its layers call on a GPU, no more."""
+    config = tmp_path / "m.json"
+    config.write_text('{"model_type": "qwen3", "num_hidden_layers": 2}')
+    arguments = ["--model", str(config), "--gpu", "H200", "--page-size", "16"]
+    plan = plan_of_files([str(config)], ["H200"], Use(page_size=16))
+    for left_out in (0, 1):
+        variants = [item.variant for item in plan.planned][left_out:]
+        packed([artifact_of(variant) for variant in variants], tmp_path / str(left_out))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["coverage", str(tmp_path / str(left_out) / "fa4_kernels_sm90a"), *arguments])
+        assert ended.value.code == (CoverageError.exit_code if left_out else 0)
+    assert f"missing: {plan.ids[0]}\n" in capsys.readouterr().out
 
 
 def test_a_bundle_is_judged_against_what_it_was_made_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +321,7 @@ def test_a_bundle_is_judged_against_what_it_was_made_with(tmp_path: Path, capsys
         return ended.value.code
 
     assert code() == 0
-    assert "outside what the bundle was made for" in capsys.readouterr().out
+    assert "outside what the packs were made for" in capsys.readouterr().out
     assert code("--against", "api") == CoverageError.exit_code
     assert code("--select", WRITTEN[1].id) == CoverageError.exit_code
     assert f"missing: {WRITTEN[1].id}" in capsys.readouterr().out

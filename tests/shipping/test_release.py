@@ -99,6 +99,15 @@ def test_missing_variants_are_named_and_nothing_is_written(tmp_path: Path) -> No
     assert not (tmp_path / "dist").exists()
 
 
+def test_kernels_are_not_shipped_without_those_they_are_launched_with(tmp_path: Path) -> None:
+    """A selection that takes them alone is refused by name, before anything is looked up."""
+    alone = Selection(globs=("fwd-sm90a-bf16-hd64-causal-paged-split", "bwd-sm90a-bf16-hd64-full"), alone=True)
+
+    with pytest.raises(WheelError, match=r"could not be called: fwd-.*-split needs fwd_combine-sm90a-bf16-hd64; bwd-"):
+        write_wheels(alone, Cache(tmp_path / "cache"), out_dir=tmp_path / "dist", platforms=(), evidence_dirs=())
+    assert not (tmp_path / "dist").exists()
+
+
 def test_unknown_platform_writes_nothing(tmp_path: Path) -> None:
     """It is named after the pack could have been made, and still nothing is there."""
     cache = Cache(tmp_path / "cache")

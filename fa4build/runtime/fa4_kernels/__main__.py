@@ -1,4 +1,4 @@
-"""`python -m fa4_kernels doctor | list | explain`: what is installed, and what a call would use; they load no kernel.
+"""`python -m fa4_kernels doctor | list | explain | serves`: what is installed, what it answers; they load no kernel.
 `python -m fa4_kernels run script.py`: a program with the modules of flash-attention provided (stacks/workers.py)."""
 
 import argparse
@@ -11,9 +11,12 @@ from pathlib import Path
 
 from . import __version__
 from .abi import ABI_HASH
-from .dispatch import Device, Problem, dispatch, evidence_text, levels_claimed, levels_passed
-from .errors import FA4KernelsError, TrustError
+from .dispatch import Device, Problem, dispatch, evidence_text, levels_claimed, levels_passed, steps_of
+from .errors import FA4KernelsError, InputError, TrustError
 from .loader import DRIVER_PATH, Runtime
+from .models.command import add_arguments
+from .models.command import run as serves
+from .models.gpus import gpu_named
 from .packs import Entry, Pack, RefusedPack, installed_packs, newer_than, newest_of, usable
 from .stacks import served, workers
 from .stacks.modules import MODULE_STACKS
@@ -30,21 +33,35 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument("--driver", default=DRIVER_PATH, help="path of the CUDA driver library")
     listing = commands.add_parser("list", help="list installed kernels")
     listing.add_argument("--target", help="only this target, e.g. sm_90a")
-    explain = commands.add_parser("explain", help="say which kernel a forward call would use, and why no other")
-    explain.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "e4m3", "e5m2"))
-    explain.add_argument("--head-dim", type=int, default=128)
-    explain.add_argument("--head-dim-v", type=int, help="that of v, if another")
-    explain.add_argument("--mask", default="full", choices=("full", "causal", "local"))
-    explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
+    _add_explain(commands)
+    add_arguments(commands.add_parser("serves", help="say whether this install answers every layer of a model"))
     _add_run(commands)
     options = parser.parse_args(arguments)
     if options.command == "run":
         return _run(options)
-    run = {"doctor": _doctor, "list": _list, "explain": _explain}[options.command]
+    run = {"doctor": _doctor, "list": _list, "explain": _explain, "serves": _serves}[options.command]
     try:
         return run(options)
     except TrustError as error:
         return _refuse(str(error))
+
+
+def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    explain = commands.add_parser("explain", help="say which kernel a call would use, and why no other")
+    explain.add_argument(
+        "--op", default="fwd", choices=("fwd", "bwd", "bwd_preprocess", "bwd_postprocess", "fwd_combine")
+    )
+    explain.add_argument("--layout", default="dense", choices=("dense", "varlen", "paged"))
+    explain.add_argument("--pages", action="store_true", help="the same as --layout paged")
+    explain.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "e4m3", "e5m2"))
+    explain.add_argument("--head-dim", type=int, default=128)
+    explain.add_argument("--head-dim-v", type=int, help="that of v, if another")
+    explain.add_argument("--mask", default="full", choices=("full", "causal", "local"))
+    for feature, text in (("softcap", "a cap of the scores"), ("sink", "attention sinks"), ("split", "split keys")):
+        explain.add_argument(f"--{feature}", action="store_true", help=text)
+    explain.add_argument("--deterministic", action="store_true", help="of a backward")
+    explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
+    explain.add_argument("--gpu", help="instead of --capability: H200, B200, sm90, ...")
 
 
 def _refuse(message: str) -> int:
@@ -170,15 +187,40 @@ def _list(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     try:
-        major, minor = (int(part) for part in options.capability.split("."))
-    except ValueError:
-        print(f"--capability {options.capability}: two numbers are expected, e.g. 9.0", file=sys.stderr)
+        capability = _capability_of(options)
+    except (ValueError, InputError) as error:
+        print(f"fa4_kernels: {error}", file=sys.stderr)
         return 2
     head_dim_v = options.head_dim if options.head_dim_v is None else options.head_dim_v
-    problem = Problem(dtype=options.dtype, head_dim=options.head_dim, head_dim_v=head_dim_v, mask=options.mask)
-    decision = dispatch(problem, Device(name="this GPU", compute_capability=(major, minor)), installed_packs(_trust()))
-    print(decision)
-    return 0 if decision.entry else 1
+    problem = Problem(
+        op=options.op,
+        layout="paged" if options.pages else options.layout,
+        dtype=options.dtype,
+        head_dim=options.head_dim,
+        head_dim_v=head_dim_v,
+        mask=options.mask,
+        deterministic=options.deterministic,
+        features=frozenset(name for name in ("softcap", "sink", "split") if getattr(options, name)),
+    )
+    device, packs = Device(name=options.gpu or "this GPU", compute_capability=capability), installed_packs(_trust())
+    decisions = [dispatch(step, device, packs) for step in steps_of(problem)]
+    print("\n".join(map(str, decisions)))
+    return 0 if all(decision.entry for decision in decisions) else 1
+
+
+def _capability_of(options: argparse.Namespace) -> tuple[int, int]:
+    """Of --gpu, or of --capability. Raises: InputError, ValueError."""
+    if options.gpu:
+        return gpu_named(options.gpu).compute_capability
+    try:
+        major, minor = (int(part) for part in options.capability.split("."))
+    except ValueError:
+        raise ValueError(f"--capability {options.capability}: two numbers are expected, e.g. 9.0") from None
+    return major, minor
+
+
+def _serves(options: argparse.Namespace) -> int:
+    return serves(options, installed_packs(_trust()))
 
 
 if __name__ == "__main__":

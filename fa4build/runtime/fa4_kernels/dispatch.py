@@ -319,11 +319,20 @@ def _next_step(decision: Decision) -> str:
     )
 
 
+def _takes_two_ctas(problem: Problem, target: str) -> bool:
+    """Whether two CTAs share the work of the only kernel of a problem: its accumulators do not fit one."""
+    is_wide_forward = problem.op == "fwd" and problem.layout == "dense" and problem.head_dim == 256
+    is_wide_backward = problem.op == "bwd" and problem.head_dim > 128
+    return target != "sm_90a" and (is_wide_forward or is_wide_backward)
+
+
 def variant_id(problem: Problem, target: str) -> str:
     """How the builder spells the kernel for a problem, `fwd-sm90a-bf16-hd128-causal`."""
     head_dims = f"hd{problem.head_dim}" + ("" if problem.head_dim == problem.head_dim_v else f"x{problem.head_dim_v}")
-    fields = [problem.op, target.replace("_", ""), problem.dtype, head_dims, problem.mask]
+    fields = [problem.op, target.replace("_", ""), problem.dtype, head_dims]
+    fields += [problem.mask] if problem.op in ("fwd", "bwd") else []
     fields += [] if problem.layout == "dense" else [problem.layout]
     fields += ["split"] if "split" in problem.features else []
+    fields += ["2cta"] if _takes_two_ctas(problem, target) else []
     fields += ["deterministic"] if problem.deterministic and problem.op == "bwd" else []
     return "-".join((*fields, *(name for name in ("softcap", "sink") if name in problem.features)))
