@@ -57,9 +57,7 @@ def measure(engine: str, plan, ptx: str) -> Iterator[tuple[str, dict[str, np.nda
     run_launch = engine_named(engine).run_launch
     for phase, options in RUNS:
         tensors = arrays()
-        seconds, reports = timed(
-            lambda t=tensors, o=options: simulate(plan, ptx, t, scalars, engine=run_launch, **o)
-        )
+        seconds, reports = timed(lambda t=tensors, o=options: simulate(plan, ptx, t, scalars, engine=run_launch, **o))
         show(engine, phase, seconds, sum(report.warp_instructions for report in reports))
         yield phase, tensors
 

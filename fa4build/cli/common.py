@@ -105,6 +105,14 @@ def use_options(command: Command) -> Command:
     return _decorated(run, _USE)
 
 
+_OF_USE = ("purpose", "page_size", "cache_dtype", "query_rows", "deterministic", "ranks")
+
+
+def _without_use(given: dict[str, Any]) -> dict[str, Any]:
+    """Without a model there is no use; what a use is made of costs a tenth of a cached matrix to import."""
+    return {name: value for name, value in given.items() if name not in _OF_USE} | {"use": None}
+
+
 def _with_use(given: dict[str, Any]) -> dict[str, Any]:
     from fa4build.runtime.fa4_kernels.models.needs import Use
 
@@ -127,7 +135,7 @@ def selection_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        given = _with_use(given)
+        given = _with_use(given) if given["models"] else _without_use(given)
         chosen = {name: given.pop(name) for name in ("arches", "globs", "specs", "models", "gpus", "use")}
         return command(wanted=selection(**chosen), **given)
 
@@ -177,7 +185,7 @@ def tell_left_out(wanted: "Selection", family: "Family") -> None:
     """One line on stderr about variants that patterns match and nobody has written; nothing where there are none."""
     from fa4build.families.registry import DEFAULT
 
-    if family.name != DEFAULT or wanted.names_nothing:
+    if family.name != DEFAULT or not (wanted.globs or wanted.specs):
         return
     from fa4build.matrix.unwritten import summary_of
     from fa4build.matrix.variants import expansion

@@ -27,7 +27,6 @@ from fa4build.matrix.axes import (
     spell_head_dims,
     unknown_values,
 )
-from fa4build.matrix.problems import lacking_helpers
 from fa4build.matrix.selection import Selection
 from fa4build.matrix.spec import Block, Spec, read_spec
 
@@ -441,6 +440,8 @@ def expansion(selection: Selection) -> Expansion:
 
 
 def _helpers_of(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    from fa4build.matrix.problems import lacking_helpers  # the dispatcher's rules, which whole matrices do not need
+
     return tuple(dict.fromkeys(helper for _, helper in lacking_helpers(variants)))
 
 
@@ -501,6 +502,8 @@ def _named_by_spec(spec: Spec, among: tuple[Variant, ...]) -> tuple[Variant, ...
     named = tuple(variant for variant in among if variant in wanted and not excluded(variant.id))
     if not named:
         raise NothingSelectedError(f"{spec.path}: `exclude` takes away everything that was selected.")
+    from fa4build.matrix.problems import lacking_helpers
+
     for variant, helper in lacking_helpers(named):
         if excluded(helper.id):
             raise NothingSelectedError(

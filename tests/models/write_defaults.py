@@ -17,7 +17,8 @@ NAMES = frozenset(
     num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads decoder_attention_heads
     num_key_value_heads num_kv_heads hidden_size d_model n_embd embed_dim dim hidden_dim head_dim attention_head_dim
     d_kv v_head_dim qk_nope_head_dim qk_rope_head_dim max_position_embeddings n_positions max_sequence_length
-    max_target_positions max_source_positions seq_length sliding_window use_sliding_window max_window_layers sliding_window_pattern
+    max_target_positions max_source_positions seq_length sliding_window use_sliding_window max_window_layers
+    sliding_window_pattern
     attn_logit_softcapping multi_query new_decoder_architecture global_attn_every_n_layers local_attention
     attn_layer_period attn_layer_offset swa_num_key_value_heads full_attention_interval global_head_dim
     encoder_num_hidden_layers""".split()
