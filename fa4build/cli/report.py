@@ -26,14 +26,14 @@ EXISTING = click.Path(exists=True, path_type=Path)
 @click.command("report")
 @selection_options
 @family_option
-@click.option("--out", "out_file", type=click.Path(dir_okay=False, path_type=Path), help="Where the page goes.")
+@click.option("--out", "out_file", type=click.Path(dir_okay=False, path_type=Path), help="The file for the page.")
 @click.option("--pack", "packs", multiple=True, type=EXISTING, help="A wheel or pack of kernels. Repeatable.")
 @click.option(
     "--evidence",
     "evidence_dirs",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A folder of records. Repeatable. Default: those that belong to this fa4build.",
+    help="A directory of records. Repeatable. Default: the records that belong to this fa4build.",
 )
 @click.option(
     "--benchmarks",
@@ -42,14 +42,14 @@ EXISTING = click.Path(exists=True, path_type=Path)
     type=click.Path(path_type=Path),
     default=("benchmarks",),
     show_default=True,
-    help="A folder of measurements (JSON). Repeatable.",
+    help="A directory of measurements (JSON). Repeatable.",
 )
 @click.option(
     "--timelines",
     "timeline_dirs",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A folder of the timing model's drawings (SVG). Repeatable.",
+    help="A directory of drawings of the timing model (SVG). Repeatable.",
 )
 @cache_dir_option
 @json_option

@@ -65,7 +65,7 @@ def parse_spec(text: str, *, path: str) -> Spec:
     blocks = tuple(_block(f"matrix[{i}]", block) for i, block in enumerate(document.get("matrix", ())))
     select = tuple(document.get("select", ()))
     if not select and not blocks:
-        raise VariantError(f"{path}: selects nothing. Give `select` or a [[matrix]] block.")
+        raise VariantError(f"{path}: selects nothing. Add `select` or a [[matrix]] block.")
     return Spec(path=path, select=select, exclude=tuple(document.get("exclude", ())), blocks=blocks)
 
 
@@ -85,7 +85,9 @@ def _parse_toml(text: str, path: str) -> dict:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise VariantError(f"{path}: is no TOML: {error}.") from error
+        raise VariantError(
+            f"{path}: is not valid TOML: {error}. docs/guide/build-a-matrix.md shows an example."
+        ) from error
 
 
 def _check(document: dict, path: str) -> None:
