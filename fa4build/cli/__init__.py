@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import click
 
 from fa4build import __version__
+from fa4build.cli.commit import commit
 from fa4build.cli.failures import failure_of
 from fa4build.cli.output import Spoken
-from fa4build.commit import commit
 from fa4build.errors import Fa4BuildError
 
 COMMANDS = {

@@ -74,7 +74,7 @@ def _advice(error: OSError, path: Path) -> str:
         return _ADVICE.get(error.errno or 0, "Choose another path.")
     missing = next((each for each in reversed(path.parents) if not each.exists()), None)
     if missing is None:
-        return "Check the path."
+        return "It could not be found or created. Choose another path."
     if not _can_be_made(missing):
         return f"{missing.parent} cannot contain it. Choose another path."
     return f"Create the directory first: mkdir -p {path.parent}"

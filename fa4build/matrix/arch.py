@@ -76,7 +76,15 @@ ARCHES: tuple[Arch, ...] = (
     ),
 )
 
+GPUS = {
+    "sm90a": ("H100", "H200", "H800", "H20", "GH200"),
+    "sm100a": ("B200", "GB200"),
+    "sm103a": ("B300", "GB300"),
+}
+"""Products that people name instead of a target; the runtime knows the same ones."""
+
 _BY_NAME = {name: arch for arch in ARCHES for name in (arch.name, *arch.aliases)}
+_OF_GPU = {gpu: _BY_NAME[name] for name, gpus in GPUS.items() for gpu in gpus}
 
 
 def arch_named(name: str) -> Arch:
@@ -84,25 +92,13 @@ def arch_named(name: str) -> Arch:
 
     Raises: VariantError, listing what is allowed.
     """
-    found = _BY_NAME.get(name) or _BY_NAME.get(name.lower()) or _of_gpu(name)
+    found = _BY_NAME.get(name.lower()) or _OF_GPU.get(name.upper())
     if found is not None:
         return found
     allowed = ", ".join(f"{arch.name} (or {arch.aliases[0]})" for arch in ARCHES)
-    near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name.upper(), _OF_GPU, n=1, cutoff=0.6)
     meant = f" Did you mean {near[0]}?" if near else ""
     raise VariantError(f"arch {name!r} is unknown. Allowed: {allowed}, or a GPU such as H200 or B200.{meant}")
-
-
-def _of_gpu(name: str) -> Arch | None:
-    """The target of a product."""
-    from fa4build.runtime.fa4_kernels.errors import InputError  # names of targets need none of it
-    from fa4build.runtime.fa4_kernels.models.gpus import gpu_named
-
-    try:
-        target = gpu_named(name).target
-    except InputError:
-        return None
-    return next(arch for arch in ARCHES if arch.target == target)
 
 
 def runs_on(arch: Arch, compute_capability: tuple[int, int]) -> bool:

@@ -173,28 +173,38 @@ def _parse_head_dims(text: str) -> HeadDims | None:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like this one, or the word itself."""
-    lower = word.lower()
-    return next(iter(difflib.get_close_matches(lower, list(known), n=1, cutoff=0.6)), word)
+    """The known word that is most like this one, or the word itself. Of words that end in a number only the rest is
+    guessed: hd80 and sm80 are no slips of hd64 and sm90."""
+    lower, exact = word.lower(), {name.lower(): name for name in known}
+    for candidate in (lower, f"hd{lower}"):
+        if candidate in exact:
+            return exact[candidate]
+    wordy = [name for name in exact if name.isalpha() or "_" in name]
+    return next(iter(difflib.get_close_matches(lower, wordy, n=1, cutoff=0.6)), word)
+
+
+_ARCH_NAMES = MappingProxyType({alias: arch.name for arch in ARCHES for alias in (arch.name, *arch.aliases)})
+_FIRST_FIELDS = (
+    AXES["op"],
+    tuple(_ARCH_NAMES),
+    AXES["dtype"],
+    tuple(spell_head_dims(dims) for dims in AXES["head_dims"]),
+)
+_LATER_FIELDS = (*AXES["mask"], *_SPELLED)
 
 
 def meant(text: str) -> str:
-    """An id or a pattern over ids with each field replaced by the known one that is nearest; wildcards stay."""
-    aliases = {alias: arch.name for arch in ARCHES for alias in (*arch.aliases, arch.name)}
-    dims = [spell_head_dims(dims) for dims in AXES["head_dims"]]
-    first = (AXES["op"], tuple(aliases), AXES["dtype"], dims)
-    later = (*AXES["mask"], *_SPELLED)
-    anywhere = (*AXES["op"], *aliases, *AXES["dtype"], *dims, *later)
-    starts_plain = not set(text.partition("-")[0]) & set("*?[")
-    fields = []
-    for number, field in enumerate(text.split("-")):
-        if set(field) <= set("*?") or set(field) & set("[]"):
-            fields.append(field)
-            continue
-        bare, known = field.strip("*?"), (first[number] if number < 4 else later) if starts_plain else anywhere
-        found = _nearest(bare, known) if bare else bare
-        fields.append(field.replace(bare, aliases.get(found, found)) if bare else field)
-    return "-".join(fields)
+    """An id, or a pattern over ids, with each field replaced by the known one that is nearest; wildcards stay."""
+    fields = text.split("-")
+    is_in_order = not set(fields[0]) & set("*?[")
+    anywhere = (*(word for words in _FIRST_FIELDS for word in words), *_LATER_FIELDS)
+    found = []
+    for number, field in enumerate(fields):
+        known = anywhere if not is_in_order else _FIRST_FIELDS[number] if number < 4 else _LATER_FIELDS
+        bare = field.strip("*?")
+        better = _nearest(bare, known) if bare and "[" not in bare else bare
+        found.append(field.replace(bare, _ARCH_NAMES.get(better, better)) if bare else field)
+    return "-".join(found)
 
 
 def _did_you_mean(text: str) -> str:

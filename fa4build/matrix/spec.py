@@ -10,26 +10,25 @@
     head_dim = [64, 128, "192x128"]
 
 In a block, arch, dtype, head_dim or mask left out stands for every value; any other axis left out, for its default.
-This module knows the file's form; what a block selects is decided in `variants.py`.
+This module knows the file's form, whose schema is made from the axes; what a block selects is decided in `variants.py`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import VariantError
-from fa4build.matrix.arch import arch_named
+from fa4build.matrix.arch import ARCHES, arch_named
+from fa4build.matrix.axes import AXES, spell_head_dims
 
 if TYPE_CHECKING:
     import jsonschema
 
 EDITION = 1
-SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "spec.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,50 @@ class Spec:
     select: tuple[str, ...]
     exclude: tuple[str, ...]
     blocks: tuple[Block, ...]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a specification, made from the axes: a new axis or value needs no edit here."""
+    block = {"type": "object", "required": ["op"], "additionalProperties": False, "properties": _axis_schemas()}
+    properties = {
+        "edition": {"type": "integer", "const": EDITION},
+        "select": _GLOBS,
+        "exclude": _GLOBS,
+        "matrix": {"type": "array", "minItems": 1, "items": block},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"fa4build matrix specification, edition {EDITION}",
+        "type": "object",
+        "required": ["edition"],
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+_LIST = {"type": "array", "minItems": 1, "uniqueItems": True}
+_GLOBS = _LIST | {"items": {"type": "string", "minLength": 1}}
+
+
+def _axis_schemas() -> dict[str, Any]:
+    """A list of each axis's values, as files spell them."""
+    found: dict[str, Any] = {}
+    for axis, values in AXES.items():
+        name, items = _spelled(axis, values)
+        found[name] = _LIST | {"items": items}
+    return found
+
+
+def _spelled(axis: str, values: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    """How a file names an axis, and what may stand there."""
+    if axis == "head_dims":
+        spelled = [spell_head_dims(dims).removeprefix("hd") for dims in values]
+        return "head_dim", {"enum": [int(text) if text.isdecimal() else text for text in spelled]}
+    if axis == "arch":
+        return axis, {"enum": [name for arch in ARCHES for name in (arch.name, *arch.aliases)]}
+    if values == (False, True):
+        return axis, {"type": "boolean"}
+    return axis, {"enum": list(values)}
 
 
 def read_spec(path: Path | str) -> Spec:
@@ -96,8 +139,7 @@ def _check(document: dict, path: str) -> None:
     edition = document.get("edition")
     if type(edition) is int and edition > EDITION:
         raise VariantError(f"{path}: edition {edition} is newer than this fa4build reads ({EDITION}). Update fa4build.")
-    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
-    errors = sorted(jsonschema.Draft202012Validator(schema).iter_errors(document), key=lambda error: error.json_path)
+    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(document), key=lambda error: error.json_path)
     if errors:
         lines = "; ".join(_describe(error) for error in errors)
         raise VariantError(f"{path}: {lines}.")

@@ -56,8 +56,8 @@ def test_a_plan_says_which_kernels_why_each_and_for_how_many_layers(fa4build):
     assert 0 == code
     assert "18 of 64/8 heads of 64, local window 127 left, sink; 8/1 a rank" in out
     assert IDS == [line.split()[0] for line in out.splitlines() if line.startswith("fwd")]
-    assert "18  decoding with split keys, pages: gpt-oss-120b" in out
-    assert "7 kernels for H200; none compiled yet; every layer is answered" in out
+    assert "18  decoding with split-KV, pages: gpt-oss-120b" in out
+    assert "7 kernels for H200; none compiled yet; every layer has a kernel" in out
     assert f"build: fa4build wheel --model {GPT_OSS} --model {QWEN} --gpu H200 --page-size 16 --tp 8" in out
 
 
@@ -68,7 +68,7 @@ def test_the_specification_of_a_plan_selects_the_plan(fa4build):
     assert 0 == code
     assert "serving.toml: 7 variants" in out
     assert set(IDS) == {variant.id for variant in expand_matrix(Selection(specs=(Path("serving.toml"),)))}
-    assert "# gpt-oss-120b: merges split keys (18 layers)" in Path("serving.toml").read_text()
+    assert "# gpt-oss-120b: merges KV splits (18 layers)" in Path("serving.toml").read_text()
     assert "serving.toml" == read_spec(Path("serving.toml")).path
     _, out, _ = fa4build("matrix", "--dry-run", "--model", GPT_OSS, "--model", QWEN, *SERVING)
     assert set(IDS) == listed(out.rpartition("\n7 variants")[0])
@@ -155,7 +155,7 @@ def test_a_pattern_takes_what_has_a_kernel_and_says_what_it_leaves_out(fa4build)
 
     assert 0 == code
     assert "fwd-sm90a-bf16-hd64-causal-paged-split-softcap" in listed(out)
-    assert "left out 1 of 5 that match and have no kernel: no fwd kernel of sm90a has softcap with sink" in err
+    assert "skipped 1 of 5 matching variants, which have no kernel: no fwd kernel of sm90a has softcap with sink" in err
     assert "with fwd_combine-sm90a-bf16-hd64, fwd_combine-sm90a-bf16-hd64-sink, which they are launched with" in err
     code, _, err = fa4build("matrix", "--select", "fwd-sm90a-bf16-hd64-causal-paged-softcap-sink", "--dry-run")
     assert errors.NothingSelectedError.exit_code == code
@@ -178,8 +178,8 @@ def test_other_families_are_listed_and_reported(fa4build):
     code, out, _ = fa4build("list", "--family", "quack", "--arch", "sm90", "--json")
 
     assert 0 == code
-    rows = json.loads(out)
-    assert {"written"} == {row["status"] for row in rows}
+    rows = json.loads(out)["variants"]
+    assert {"implemented"} == {row["status"] for row in rows}
     code, out, _ = fa4build("report", "--family", "quack", "--arch", "sm90", "--json", "--benchmarks", "none")
     assert 0 == code
     assert {row["id"] for row in rows} >= {row["id"] for row in json.loads(out)["variants"]} > set()
@@ -192,4 +192,4 @@ def test_a_report_is_about_what_is_selected(fa4build):
     assert 0 == code
     document = json.loads(out)
     assert {name for name in IDS if "hd64" in name} == {row["id"] for row in document["variants"]}
-    assert {("fwd", 3), ("fwd_combine", 1)} == {(row["op"], row["written"]) for row in document["coverage"]}
+    assert {("fwd", 3), ("fwd_combine", 1)} == {(row["op"], row["implemented"]) for row in document["coverage"]}

@@ -316,8 +316,8 @@ def _next_step(decision: Decision) -> str:
     if (problem.head_dim, problem.head_dim_v) not in HEAD_DIMS:
         return _pad_advice(problem)
     return (
-        "if fa4build can build it, build a pack with it and the kernels that you have, and install that: "
-        f"fa4build wheel --select '{variant_id(problem, target)}', with a further --select for the others."
+        "build it and install the new pack (add a --select or --arch for the kernels that the old pack has): "
+        f"fa4build wheel --select '{variant_id(problem, target)}'."
     )
 
 

@@ -6,7 +6,7 @@ No program is run: git need not be installed, and a command's start does not wai
 import re
 from pathlib import Path
 
-COMMIT_FILE = Path(__file__).with_name("commit.txt")
+COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 """In an installed fa4build that was built from a checkout (packaging/commit_hook.py)."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
@@ -14,7 +14,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 def commit() -> str | None:
     """The commit, 40 hexadecimal digits; None where there is none, as in an unpacked source archive."""
-    return commit_of(Path(__file__).parents[1]) or _checked(_text(COMMIT_FILE))
+    return commit_of(Path(__file__).parents[2]) or _checked(_text(COMMIT_FILE))
 
 
 def commit_of(root: Path) -> str | None:
