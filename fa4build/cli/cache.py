@@ -1,6 +1,7 @@
 """`fa4build cache ...`: look after the cache of compiled kernels."""
 
 import dataclasses
+import difflib
 import re
 import time
 from pathlib import Path
@@ -92,7 +93,9 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
         return
     found = [entry for entry in cache.entries() if entry.key.startswith(key) or entry.name == key]
     if not found:
-        raise NothingSelectedError(f"{key!r}: no entry has this key or id. `fa4build cache ls` lists the entries.")
+        near = difflib.get_close_matches(key, {entry.name for entry in cache.entries()}, n=1, cutoff=0.8)
+        meant = f"Did you mean {near[0]}?" if near else "`fa4build cache ls` lists the entries."
+        raise NothingSelectedError(f"{key!r}: no entry has this key or id. {meant}")
     print_json({"entries": [{**_document(entry), "inputs": entry.inputs} for entry in found]})
 
 

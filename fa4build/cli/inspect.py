@@ -26,8 +26,11 @@ def command(file: Path, as_json: bool) -> None:
       fa4build inspect dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
       fa4build inspect kernel.cubin
     """
+    from fa4build.errors import WheelError
     from fa4build.shipping.inspect import inspect_file
 
+    if file.is_dir() and not (file / "manifest.json").is_file():
+        raise WheelError(f"{file}: is a directory without a pack. Give a wheel, a pack directory, or another file.")
     report = inspect_file(file)
     if as_json:
         print_json(report.as_dict())

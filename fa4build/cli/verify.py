@@ -1,5 +1,6 @@
 """`fa4build verify`: prove compiled kernels, and keep the evidence."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fa4build.cli.common import cache_dir_option, family_option, json_option, note, open_cache, print_json
+from fa4build.errors import FileError
 
 if TYPE_CHECKING:
     from fa4build.store.cache import Cache
@@ -210,6 +212,12 @@ def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: b
     """Check and keep a record from a GPU."""
     from fa4build.verify.levels import install_record
 
+    try:
+        json.loads(record.read_bytes())
+    except ValueError as error:
+        raise FileError(
+            f"{record}: is not JSON ({error}). Give a record that a script of --device-scripts wrote."
+        ) from None
     kept = install_record(record, cache, _evidence_dir(evidence_dir))
     if as_json:
         names = ("arch", "device", "proven", "missing")

@@ -15,6 +15,7 @@ This module knows the file's form, whose schema is made from the axes; what a bl
 
 from __future__ import annotations
 
+import difflib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +148,24 @@ def _check(document: dict, path: str) -> None:
 
 def _describe(error: jsonschema.ValidationError) -> str:
     place = error.json_path.removeprefix("$").removeprefix(".")
-    message = f"{place}: {error.message}" if place else error.message
+    return f"{place}: {_in_words(error)}" if place else _in_words(error)
+
+
+def _in_words(error: jsonschema.ValidationError) -> str:
+    """What is wrong, and what is allowed."""
+    if error.validator == "required":
+        return f"the key {error.message.split(' ', 1)[0]} is missing"
     if error.validator == "additionalProperties":
-        message += f"; allowed: {', '.join(error.schema['properties'])}"
-    return message
+        known = list(error.schema["properties"])
+        unknown = sorted(set(error.instance) - set(known))
+        near = [close for name in unknown for close in difflib.get_close_matches(name, known, n=1)]
+        meant = f". Did you mean {' and '.join(near)}?" if near else ""
+        return f"unknown: {', '.join(unknown)}; allowed: {', '.join(known)}{meant}"
+    if error.validator == "type" and error.json_path == "$.matrix":
+        return "is one table; write [[matrix]] instead of [matrix]"
+    if error.validator == "type" and isinstance(error.instance, str | int) and error.schema.get("type") == "array":
+        return f"{error.instance!r} must be a list: [{error.instance!r}]"
+    return error.message
 
 
 def _head_dims(value: int | str) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def installed_form(paths: Iterable[Path], family: str = FAMILY) -> tuple[Pack, .
             raise CoverageError(f"{path}: the runtime of this fa4build refuses it: {error}. Build it again.") from error
     if not packs:
         whose, option = ("our own kernels", "") if family == FAMILY else (f"family {family}", f" --family {family}")
-        raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel{option}.")
+        raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel --arch sm90{option}.")
     return tuple(packs)
 
 

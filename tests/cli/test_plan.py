@@ -111,12 +111,12 @@ def test_what_has_no_kernel_is_named_with_its_layers(fa4build):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", GPT_OSS], "for which GPU? --gpu H200, B200"),
+        (["plan", GPT_OSS], "no GPU was given. Add --gpu H200"),
         (["plan", GPT_OSS, "--gpu", "A100"], "GPU 'A100' is unknown. Allowed: H200, "),
         (["plan", "gone.json", "--gpu", "H200"], "gone.json: cannot be read as a model's configuration"),
         (["plan", GPT_OSS, "--gpu", "H200", "--tp", "5"], "cannot be shared by 5 ranks"),
         (["plan", GPT_OSS, "--gpu", "H200", "--cache-dtype", "int4"], "cache dtype 'int4' is unknown"),
-        (["matrix", "--model", GPT_OSS, "--dry-run"], "for which GPU?"),
+        (["matrix", "--model", GPT_OSS, "--dry-run"], "no GPU was given."),
         (["list", "--gpu", "Voodoo"], "GPU 'Voodoo' is unknown"),
         (["list", "--family", "quack", "--model", QWEN, *SERVING], "--spec and --model describe variants of fa4"),
     ],
@@ -156,7 +156,7 @@ def test_a_pattern_takes_what_has_a_kernel_and_says_what_it_leaves_out(fa4build)
     assert 0 == code
     assert "fwd-sm90a-bf16-hd64-causal-paged-split-softcap" in listed(out)
     assert "skipped 1 of 5 matching variants, which have no kernel: no fwd kernel of sm90a has softcap with sink" in err
-    assert "with fwd_combine-sm90a-bf16-hd64, fwd_combine-sm90a-bf16-hd64-sink, which they are launched with" in err
+    assert "with fwd_combine-sm90a-bf16-hd64, fwd_combine-sm90a-bf16-hd64-sink, which the selected kernels are launched with" in err
     code, _, err = fa4build("matrix", "--select", "fwd-sm90a-bf16-hd64-causal-paged-softcap-sink", "--dry-run")
     assert errors.NothingSelectedError.exit_code == code
     assert "have no kernel yet: fwd-sm90a-bf16-hd64-causal-paged-softcap-sink" in err
@@ -170,7 +170,7 @@ def test_a_specification_that_excludes_a_helper_is_refused(fa4build):
     code, _, err = fa4build("matrix", "--spec", "s.toml", "--dry-run")
 
     assert errors.NothingSelectedError.exit_code == code
-    assert "s.toml: `exclude` takes away fwd_combine-sm90a-bf16-hd64, without which fwd-sm90a-bf16-hd64-causal" in err
+    assert "s.toml: `exclude` removes fwd_combine-sm90a-bf16-hd64, which fwd-sm90a-bf16-hd64-causal" in err
 
 
 def test_other_families_are_listed_and_reported(fa4build):
