@@ -6,6 +6,7 @@ in words, never drawn empty. `--json` gives the same as data.
 """
 
 import base64
+import html
 import json
 import re
 import shutil
@@ -567,6 +568,32 @@ def test_a_browser_draws_every_figure(page, tmp_path):
         assert height > 60
         assert marks > 0
         assert 0 == outside
+
+
+FITS = """
+<script>
+const root = document.documentElement;
+const cells = [...document.querySelectorAll("table.stack td")].map(cell => cell.getBoundingClientRect().right);
+parent.document.title = JSON.stringify([innerWidth, root.scrollWidth, Math.ceil(Math.max(...cells))]);
+</script>
+"""
+
+
+def test_the_page_fits_a_phone(page, tmp_path):
+    """At 390 pixels nothing sticks out of the page, and no cell of the tables about coverage, speed and changes."""
+    inner = html.escape(page.replace("</body>", FITS + "</body>"))
+    frame = (
+        f'<body style="margin:0"><iframe srcdoc="{inner}" style="border:0;width:390px;height:800px"></iframe></body>'
+    )
+    (tmp_path / "phone.html").write_text(frame)
+    dom = chromium("--dump-dom", (tmp_path / "phone.html").as_uri())
+    found = re.search(r"<title>(.*?)</title>", dom)
+
+    assert found is not None
+    inner_width, whole, cells = json.loads(found[1])
+    assert inner_width == 390
+    assert whole <= 390
+    assert cells <= 390
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [("1", False), ("0", True)], ids=["light", "dark"])
