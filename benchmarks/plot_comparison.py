@@ -2,8 +2,8 @@
 
     python benchmarks/plot_comparison.py compare.json comparison.svg
 
-One panel a direction and mask, TFLOP/s over sequence length and head dim; a last one with decoding as a share of the
-memory's bandwidth. Needs matplotlib. The same file gives the same bytes.
+One panel per direction and mask, TFLOP/s over sequence length and head dim; a last one with decoding as a share of the
+memory bandwidth. Libraries have the colours of `fa4build report`. Needs matplotlib. The same file gives the same bytes.
 """
 
 import argparse
@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 
 SERIES = {
-    "fa4_kernels": ("ours", "#1f77b4"),
-    "fa4_kernels_deterministic": ("ours, deterministic", "#8fbcdb"),
-    "flash_attn_4": ("flash-attn-4", "#ff7f0e"),
-    "cudnn": ("cuDNN", "#2ca02c"),
-    "fa2": ("FlashAttention-2", "#9467bd"),
+    "fa4_kernels": ("ours", "#1f6fd1"),
+    "fa4_kernels_deterministic": ("ours, deterministic", "#8fb7e8"),
+    "flash_attn_4": ("flash-attn-4", "#e07b1a"),
+    "cudnn": ("cuDNN", "#2a9d5c"),
+    "fa2": ("FlashAttention-2", "#7d55c7"),
 }
 GOAL = 0.75  # of the bandwidth
 
@@ -42,15 +42,15 @@ def decoding(axes, rows, batches):
     """Shares by query rows, a line for each layout and batch; numbers of splits as chosen."""
     rows = [row for row in rows if not row["num_splits"] and row.get("share") is not None]
     for layout, style in (("paged", "-o"), ("varlen", "--s")):
-        for batch, colour in zip(batches, ("#1f77b4", "#ff7f0e", "#2ca02c"), strict=False):
+        for batch, colour in zip(batches, ("#444444", "#888888", "#bbbbbb"), strict=False):
             points = [(row["rows"], row["share"]) for row in rows if (row["layout"], row["batch"]) == (layout, batch)]
             if points:
                 axes.plot(
                     *zip(*points, strict=True), style, color=colour, label=f"{layout}, batch {batch}", markersize=3
                 )
-    axes.axhline(GOAL, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_title("decoding over 16k keys, 64 query heads on 8 key heads of 128", fontsize=9)
-    axes.set_xlabel("query rows a sequence", fontsize=8)
+    axes.axhline(GOAL, color="grey", linewidth=0.8, linestyle=":", label=f"goal, {GOAL:.0%}")
+    axes.set_title("decoding over a KV cache of 16k tokens, GQA 64/8, head_dim 128, ours", fontsize=9)
+    axes.set_xlabel("query tokens per sequence", fontsize=8)
     axes.set_ylabel("share of 4.8 TB/s", fontsize=8)
     axes.set_xticks((1, 2, 4, 8))
     axes.set_ylim(0, 1.05)
@@ -75,7 +75,7 @@ def draw(record, path):
     batches = sorted({row["batch"] for row in record["decoding"]})
     decoding(figure.add_subplot(grid[2, :]), record["decoding"], batches)
     versions = f"driver {record['driver']}, torch {record['torch']}, cuDNN {record['cudnn']}"
-    figure.suptitle(f"{record['device']}, {versions}; bf16, 32k tokens, 2048 columns of heads", fontsize=10)
+    figure.suptitle(f"{record['device']}, {versions}; bf16, 32k tokens, MHA, heads x head_dim = 2048", fontsize=10)
     figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=150)
 
 

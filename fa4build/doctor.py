@@ -81,7 +81,7 @@ def _toolchain_files() -> Check:
         return Check(
             subject="toolchain files",
             status="failed",
-            found=f"{len(damaged)} differ from what was installed, e.g. {damaged[0]}. Cache keys would lie. Run: "
+            found=f"{len(damaged)} differ from what was installed, e.g. {damaged[0]}. Cache keys would be wrong. Run: "
             f"pip install --force-reinstall 'nvidia-cutlass-dsl[cu13]=={DSL_VERSION}'",
         )
     return _ok("toolchain files", f"as installed, {len(names)} distributions")
@@ -89,7 +89,7 @@ def _toolchain_files() -> Check:
 
 def _environment(environ: Mapping[str, str]) -> Check:
     refuse_steering(environ)
-    return _ok("environment", "no variable steers the compiler")
+    return _ok("environment", "no variable changes what the compiler does")
 
 
 def _compiler_starts() -> Check:
@@ -121,11 +121,11 @@ def _workers() -> Check:
 def _cache_directory(cache_dir: Path) -> Check:
     existing = _nearest_existing(cache_dir)
     if not existing.is_dir():
-        raise NotADirectoryError(f"{cache_dir}: {existing} is no directory. Choose another one with --cache-dir.")
+        raise NotADirectoryError(f"{cache_dir}: {existing} is not a directory. Choose another one with --cache-dir.")
     if not os.access(existing, os.W_OK):
-        found = f"{cache_dir}: {existing} cannot be written. Choose another one with --cache-dir."
+        found = f"{cache_dir}: {existing} cannot be written. Choose another directory with --cache-dir."
         return Check(subject="cache directory", status="failed", found=found)
-    return _ok("cache directory", str(cache_dir) if existing == cache_dir else f"{cache_dir}, not made yet")
+    return _ok("cache directory", str(cache_dir) if existing == cache_dir else f"{cache_dir}, not created yet")
 
 
 def _disk_space(cache_dir: Path) -> Check:

@@ -14,7 +14,11 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     The directory must exist. The temporary file lies beside the target, so the rename stays in one file system.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # what was asked for, not the temporary name
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -24,7 +28,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.filename in (None, temporary):
             error.filename = str(path)  # a full disk does not tell where it is
         raise
     _sync_directory(path.parent)

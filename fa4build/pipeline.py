@@ -114,13 +114,20 @@ def find_cached(
 def require_cached(found: Iterable[tuple[Recipe, CacheEntry | None]]) -> tuple[CacheEntry, ...]:
     """The entries, all of them. Raises: NotCachedError naming what is missing."""
     found = tuple(found)
-    missing = [recipe.name for recipe, entry in found if entry is None]
+    missing = tuple(recipe.name for recipe, entry in found if entry is None)
     if missing:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise NotCachedError(
-            f"{len(missing)} of {len(found)} variants are not in the cache: {shown}. Run: fa4build matrix"
+            f"{len(missing)} of {len(found)} variants are not in the cache: {shown}. {_how_to_build(missing)}", missing
         )
     return tuple(entry for _, entry in found if entry is not None)
+
+
+def _how_to_build(names: tuple[str, ...]) -> str:
+    """The command for a few, words for many: the whole matrix is never what was meant."""
+    if len(names) > 3:
+        return "Run `fa4build matrix` with the same selection."
+    return f"Run: fa4build matrix {' '.join(f'--select {name}' for name in names)}"
 
 
 def build_matrix(

@@ -32,6 +32,10 @@ NOT_RUN = {
     "fa4build bundle out --arch sm90 --include torch-wheels": "includes what the download before it has fetched",
     "python device/prove_forward.py": "needs a GPU",
     "python -m fa4_kernels run program.py": "needs fa4_kernels installed; tests/runtime/test_stack_modules.py runs it",
+    "git apply hd80.diff": "changes the sources; tests/end_to_end/test_add_a_value.py runs the commands of that page",
+    "fa4build list --select 'fwd-sm90a-*-hd80-*'": "needs that diff",
+    "fa4build matrix --select fwd-sm90a-bf16-hd80-full": "needs that diff",
+    "fa4build verify --simulate fwd-sm90a-bf16-hd80-full": "needs that diff",
     "FA4_KERNELS_RECORD=/var/tmp/misses.jsonl python train.py": "needs a GPU",
 }
 """Commands that are not run, by how they begin, and why."""

@@ -67,14 +67,14 @@ def test_imports_run_one_way():
 # Rooms from the ground up. A module imports its own room and those before it.
 FLOORS = (
     *("errors", "files", "runtime", "matrix", "plan", "cases", "store", "compiling", "simulate", "timing", "numerics"),
-    *("families", "farm", "pipeline", "explain", "doctor", "verify", "shipping", "report", "cli"),
+    *("families", "farm", "pipeline", "explain", "doctor", "verify", "shipping", "report", "cli", "__main__"),
 )
 # The same inside `simulate`, whose own modules come last.
 SIMULATOR_FLOORS = (
     *("ptx", "units", "hardware", "translate", "instructions", "checks"),
     *("program", "launch", "plan_launch", "native"),
 )
-MAX_ROOMS, MAX_MODULES = 22, 16
+MAX_ROOMS, MAX_MODULES = 23, 16
 # Why they may be larger is in CONTRIBUTING.md, "Where things are".
 MAY_BE_LARGER = {"fa4build/cli", "fa4build/runtime/fa4_kernels"}
 
@@ -125,7 +125,7 @@ def test_no_room_is_crowded():
         ("errors", set()),
         ("matrix.arch", {"errors"}),
         ("matrix.axes", {"errors", "matrix.arch"}),
-        ("matrix.spec", {"errors", "matrix.arch"}),
+        ("matrix.spec", {"errors", "matrix.arch", "matrix.axes"}),
         ("matrix.selection", {"matrix.spec"}),
         (
             "matrix.problems",
@@ -153,7 +153,7 @@ def test_nothing_imports_the_command_line_but_itself():
     """It is the top of the order."""
     users = {name for name, modules in GRAPH.items() if any(m.startswith("fa4build.cli") for m in modules)}
 
-    assert all(name.startswith("fa4build.cli") for name in users)
+    assert all(name.startswith(("fa4build.cli", "fa4build.__main__")) for name in users)
 
 
 def test_the_runtime_imports_nothing_of_the_builder_and_no_compiler():

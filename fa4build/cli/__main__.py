@@ -1,5 +1,6 @@
-"""`python -m fa4build.cli`, for where the script is not on the path."""
+"""`python -m fa4build.cli`, as `python -m fa4build`."""
 
 from fa4build.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -32,21 +32,23 @@ if TYPE_CHECKING:
     "--platform",
     "platforms",
     multiple=True,
-    help="Host of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
+    help="A host platform of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
 )
 @click.option(
     "--include",
     "include",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="A wheel, or a directory of wheels, of what the machines lack, e.g. torch. Repeatable.",
+    help="A wheel or a directory of wheels that the machines lack, e.g. torch. Repeatable.",
 )
-@click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs packs and bundle.")
+@click.option(
+    "--sign", "key_file", type=click.Path(path_type=Path), help="The private key that signs the packs and the bundle."
+)
 @jobs_option
 @cache_dir_option
 @remote_cache_options
-@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
-@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@click.option("--assert-cached", is_flag=True, help="Fail if anything is not in the cache.")
+@click.option("--allow-spills", is_flag=True, help="Accept kernels that spill registers to memory.")
 @json_option
 def command(
     out: Path,
@@ -65,8 +67,8 @@ def command(
 ) -> int:
     """Write a bundle for machines without a network into OUT.
 
-    It holds the selected packs, the runtime for each platform, a static package index, a requirements file with
-    digests, an SBOM, a page for the operator, and a check that needs nothing but Python. An older bundle in OUT is
+    The bundle contains the selected packs, the runtime for each platform, a static package index, a requirements file
+    with digests, an SBOM, a page for the operator, and a check that needs only Python. An older bundle in OUT is
     replaced as a whole.
 
     \b

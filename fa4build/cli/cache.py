@@ -1,6 +1,7 @@
 """`fa4build cache ...`: look after the cache of compiled kernels."""
 
 import dataclasses
+import difflib
 import re
 import time
 from pathlib import Path
@@ -29,13 +30,13 @@ class Quantity(click.ParamType):
         """The number in seconds or bytes."""
         match = self._pattern.fullmatch(str(value))
         if match is None:
-            self.fail(f"{value!r} is no {self.name}; write it like {self._example}.", param, ctx)
+            self.fail(f"{value!r} is not a valid {self.name}; write it like {self._example}.", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
 
 
 @click.group("cache")
 def command() -> None:
-    """Look after the cache of compiled kernels.
+    """Maintain the cache of compiled kernels.
 
     \b
     Examples:
@@ -50,11 +51,11 @@ def command() -> None:
 @cache_dir_option
 @json_option
 def list_entries(cache_dir: Path | None, as_json: bool) -> None:
-    """List the entries: variant, key, registers, size, last use."""
+    """List the entries with variant, key, registers, size and last use."""
     cache = open_cache(cache_dir)
     entries = cache.entries()
     if as_json:
-        print_json([_document(entry) for entry in entries])
+        print_json({"entries": [_document(entry) for entry in entries]})
         return
     now = time.time()
     rows = [
@@ -69,9 +70,9 @@ def list_entries(cache_dir: Path | None, as_json: bool) -> None:
 @cache_dir_option
 @json_option
 def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
-    """Tell the size of the cache, or everything about one entry.
+    """Show the size of the cache, or everything about one entry.
 
-    KEY is a key, the beginning of one, or a variant's id.
+    KEY is a key, the beginning of a key, or the id of a variant.
     """
     cache = open_cache(cache_dir)
     if key is None:
@@ -87,22 +88,24 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
         if any(size.beside.values()):
             parts = ", ".join(f"{name}/ {human_bytes(held)}" for name, held in size.beside.items() if held)
             click.echo(
-                f"beside them: {parts}; made again when they are gone. `prune --older-than` removes what is old."
+                f"also in the directory: {parts}; these are rebuilt when needed. `prune --older-than` removes old ones."
             )
         return
     found = [entry for entry in cache.entries() if entry.key.startswith(key) or entry.name == key]
     if not found:
-        raise NothingSelectedError(f"{key!r}: no entry has this key or id. `fa4build cache ls` lists them.")
-    print_json([{**_document(entry), "inputs": entry.inputs} for entry in found])
+        near = difflib.get_close_matches(key, {entry.name for entry in cache.entries()}, n=1, cutoff=0.8)
+        meant = f"Did you mean {near[0]}?" if near else "`fa4build cache ls` lists the entries."
+        raise NothingSelectedError(f"{key!r}: no entry has this key or id. {meant}")
+    print_json({"entries": [{**_document(entry), "inputs": entry.inputs} for entry in found]})
 
 
 @command.command("verify")
 @cache_dir_option
 @json_option
 def verify(cache_dir: Path | None, as_json: bool) -> None:
-    """Read everything and compare it with its digests; fails if anything is damaged.
+    """Read every file and compare it with its digest. Fails if anything is damaged.
 
-    A damaged entry is compiled again by the next build; `prune` removes it.
+    The next build compiles a damaged entry again; `prune` removes it.
     """
     cache = open_cache(cache_dir)
     problems = cache.verify()
@@ -113,27 +116,34 @@ def verify(cache_dir: Path | None, as_json: bool) -> None:
         for problem in problems:
             note(problem)
         raise CacheCorruptError(
-            f"{len(problems)} problems in {cache.root}. The next build compiles what is damaged again."
+            f"{len(problems)} problems in {cache.root}. The next build compiles the damaged entries again."
         )
     if not as_json:
-        click.echo(f"{cache.root}: {size.entries} entries are as they were written.")
+        click.echo(f"{cache.root}: {size.entries} entries are intact.")
 
 
 @command.command("prune")
 @click.option(
-    "--older-than", "max_age", type=Quantity("age", "smhdw", "30d"), help="Remove what was not used for so long."
+    "--older-than",
+    "max_age",
+    type=Quantity("age", "smhdw", "30d"),
+    help="Remove entries that were not used for this long.",
 )
-@click.option("--max-size", type=Quantity("size", "BkMG", "2G"), help="Then the longest unused, until this is left.")
+@click.option(
+    "--max-size",
+    type=Quantity("size", "BkMG", "2G"),
+    help="Then remove the least recently used entries until the cache is this small.",
+)
 @cache_dir_option
 @json_option
 def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None, as_json: bool) -> None:
-    """Remove old entries, and leftovers in any case.
+    """Remove old entries, and always remove unreferenced files.
 
-    What proofs keep beside the kernels (forms/, native/, zig/) goes with --older-than.
+    Files that verification keeps (forms/, native/, zig/) are removed with --older-than.
 
     \b
     Examples:
-      fa4build cache prune                        only what nothing points to
+      fa4build cache prune                        only unreferenced files
       fa4build cache prune --older-than 30d
       fa4build cache prune --max-size 500M
     """
@@ -150,18 +160,23 @@ def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None,
 
 @command.command("export")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--select", "globs", multiple=True, metavar="GLOB", help="Variants to export. Repeatable; default: all.")
+@click.option(
+    "--select", "globs", multiple=True, metavar="GLOB", help="The variants to export. Repeatable; default: all."
+)
 @cache_dir_option
 @json_option
 def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: bool) -> None:
-    """Write entries into a tar FILE, for another machine."""
+    """Write entries into a tar FILE for another machine."""
     import fnmatch
 
     cache = open_cache(cache_dir)
     entries = cache.entries()
     chosen = [entry for entry in entries if not globs or any(fnmatch.fnmatchcase(entry.name, glob) for glob in globs)]
     if not chosen:
-        raise NothingSelectedError(f"nothing to export from {cache.root}: none of {len(entries)} entries is selected.")
+        raise NothingSelectedError(
+            f"nothing to export from {cache.root}: --select matches none of {len(entries)} entries. "
+            "`fa4build cache ls` lists the entries."
+        )
     count = cache.export_tar(file, [entry.key for entry in chosen])
     _tell_moved(file, count, "exported", as_json)
 
@@ -171,7 +186,7 @@ def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: 
 @cache_dir_option
 @json_option
 def import_(file: Path, cache_dir: Path | None, as_json: bool) -> None:
-    """Take the entries of a tar FILE that `export` wrote. All of it is checked before anything is taken."""
+    """Read the entries of a tar FILE that `export` wrote. The whole file is checked before anything is stored."""
     _tell_moved(file, open_cache(cache_dir).import_tar(file), "imported", as_json)
 
 

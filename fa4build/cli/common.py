@@ -1,12 +1,13 @@
 """What several commands share: options, how the cache is found, and how values are shown."""
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from fa4build.cli.output import human_bytes, note, print_json, print_table
 
 if TYPE_CHECKING:
     from fa4build.families.interface import Family
@@ -14,29 +15,33 @@ if TYPE_CHECKING:
     from fa4build.runtime.fa4_kernels.models.needs import Use
     from fa4build.store.cache import Cache
 
+__all__ = ["human_bytes", "note", "print_json", "print_table"]
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else."
+)
 
 cache_dir_option = click.option(
     "--cache-dir",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FA4BUILD_CACHE_DIR",
     show_envvar=True,
-    help="Where compiled kernels are kept. Default: the user's cache directory.",
+    help="The cache of compiled kernels. Default: in the user's cache directory.",
 )
 
 
 def remote_cache_options(command: Command) -> Command:
     """`--remote-cache` and `--remote-cache-write`."""
     for option in (
-        click.option("--remote-cache-write", is_flag=True, help="Also store there what is compiled here."),
+        click.option("--remote-cache-write", is_flag=True, help="Also upload what is compiled here."),
         click.option(
             "--remote-cache",
             metavar="URL",
             envvar="FA4BUILD_REMOTE_CACHE",
             show_envvar=True,
-            help="Shared cache to look into: http(s)://host/ (bazel-remote's /ac and /cas) or file:///directory.",
+            help="A shared cache to read: http(s)://host/ (bazel-remote's /ac and /cas) or file:///directory.",
         ),
     ):
         command = option(command)
@@ -44,7 +49,10 @@ def remote_cache_options(command: Command) -> Command:
 
 
 jobs_option = click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), help="Compiles at a time. Default: one a core, as memory allows."
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    help="The number of parallel compiles. Default: one per core, as memory allows.",
 )
 
 
@@ -54,44 +62,56 @@ family_option = click.option(
     default="fa4",
     show_default=True,
     metavar="NAME",
-    help="Whose kernels: fa4, flash-attn-4, quack, another installed family, or module:ATTRIBUTE.",
+    help="The family of kernels: fa4, flash-attn-4, quack, another installed family, or module:ATTRIBUTE.",
 )
 
 
 _SELECTION = (
-    click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable."),
-    click.option("--select", "globs", multiple=True, metavar="GLOB", help="Ids to take, e.g. '*-hd128-*'. Repeatable."),
+    click.option(
+        "--arch",
+        "arches",
+        multiple=True,
+        metavar="ARCH",
+        help="A target: sm90, sm100, sm103, or a GPU such as H200. Repeatable.",
+    ),
+    click.option(
+        "--select",
+        "globs",
+        multiple=True,
+        metavar="GLOB",
+        help="A glob pattern over ids, e.g. '*-hd128-*'. Repeatable.",
+    ),
     click.option(
         "--spec",
         "specs",
         multiple=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A TOML file that names the variants. Several add up.",
+        help="A specification, a TOML file that lists variants. Several add up.",
     ),
     click.option(
         "--model",
         "models",
         multiple=True,
         metavar="CONFIG",
-        help="A model's config.json, or its folder: the kernels that its layers need on --gpu. Several add up.",
+        help="A model's config.json, or its directory: the kernels that its layers call on --gpu. Several add up.",
     ),
 )
 _USE = (
     click.option(
-        "--gpu", "gpus", multiple=True, metavar="GPU", help="H200, B200, ... or a target, sm90; any case. Repeatable."
+        "--gpu", "gpus", multiple=True, metavar="GPU", help="A GPU such as H200, or a target such as sm90. Repeatable."
     ),
     click.option(
         "--for", "purpose", type=click.Choice(("serving", "training")), default="serving", show_default=True,
-        help="What the models are run for.",
+        help="What the models are used for.",
     ),
-    click.option("--page-size", type=click.IntRange(min=1), help="Serving: keys a page. Default: no pages."),
+    click.option("--page-size", type=click.IntRange(min=1), help="Serving: KV tokens per page. Default: no pages."),
     click.option("--cache-dtype", metavar="DTYPE", help="Serving: bf16, fp16, e4m3 (fp8), e5m2. Default: the model's."),
     click.option(
         "--query-rows", type=click.IntRange(min=1), default=1, show_default=True,
-        help="Serving: tokens a sequence asks for in a decoding step; more than 1 with speculation.",
+        help="Serving: query tokens per sequence in a decoding step; more than 1 with speculative decoding.",
     ),
-    click.option("--deterministic", is_flag=True, help="Training: gradients that are equal in every run."),
-    click.option("--tp", "ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks."),
+    click.option("--deterministic", is_flag=True, help="Training: gradients with the same bits in every run."),
+    click.option("--tp", "ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Parallel ranks."),
 )  # fmt: skip
 
 
@@ -194,7 +214,7 @@ def tell_left_out(wanted: "Selection", family: "Family") -> None:
     if found.left_out:
         note(summary_of(found.left_out, len(found.variants) - len(found.helpers)))
     if found.helpers:
-        note(f"with {', '.join(variant.id for variant in found.helpers)}, which they are launched with")
+        note(f"with {', '.join(variant.id for variant in found.helpers)}, which the selected kernels are launched with")
 
 
 def open_cache(cache_dir: Path | None, remote: str | None = None, remote_write: bool = False) -> "Cache":
@@ -221,16 +241,6 @@ def default_cache_dir() -> Path:
     return platformdirs.user_cache_path("fa4build")
 
 
-def print_json(document: object) -> None:
-    """The one document on stdout."""
-    click.echo(json.dumps(document, indent=1, sort_keys=True))
-
-
-def note(message: str) -> None:
-    """Something said on the way, on stderr."""
-    click.echo(message, err=True)
-
-
 def evidence_line(wheels: Iterable[Path]) -> str:
     """What the kernels of these wheels have passed: `evidence: 2 kernels simulated, 1 none`; empty without a pack."""
     from fa4build.shipping.release import evidence_counts
@@ -238,25 +248,3 @@ def evidence_line(wheels: Iterable[Path]) -> str:
     counts = [(count, level) for level, count in evidence_counts(wheels).items()]
     told = [f"{count} {'kernel' if count == 1 else 'kernels'} {level}" for count, level in counts[:1]]
     return ", ".join(["evidence: " + told[0], *(f"{count} {level}" for count, level in counts[1:])]) if told else ""
-
-
-def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns, as wide as they need; numbers to the right. Plain text, so that it can be piped."""
-    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        cells = [_aligned(cell, width) for cell, width in zip(line, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip())
-
-
-def _aligned(cell: str, width: int) -> str:
-    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
-
-
-def human_bytes(size: float) -> str:
-    """A size for people: `714 B`, `12.3 kB`, `1.2 GB`."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -23,8 +23,8 @@ _SHOWN = 10
     type=click.Choice(("made", "bundle", "api")),
     default="made",
     show_default=True,
-    help="What must be there: what the packs were made for (bundle: an error for anything but bundles), or all that "
-    "the functions of fa4_kernels take.",
+    help="What must be there: what the packs were made for (bundle: accept bundles only), or everything that the "
+    "functions of fa4_kernels accept.",
 )
 @json_option
 def command(
@@ -34,21 +34,21 @@ def command(
     against: str,
     as_json: bool,
 ) -> int:
-    """Check that every supported call has a kernel or a stated reason why not.
+    """Check that every supported call has a kernel or a documented refusal.
 
-    FILES are pack wheels, pack directories, directories of wheels or bundles; default: dist. The runtime's dispatcher
-    is asked about every combination of axis values: each must map to a kernel that computes it, or to a reason why
-    there is none. Kernels that nothing reaches are errors, and so are absent ones: those that a bundle was made with,
-    those that a kernel in the packs is launched together with, and those of a selection.
+    FILES are pack wheels, pack directories, directories of wheels or bundles; default: dist. The check runs the
+    dispatcher on every combination of axis values. Each must map to a kernel that computes it, or to a reason why there
+    is none. A kernel that no call reaches is an error. So is a missing kernel: one that a bundle was made with, one
+    that is launched together with a kernel in the packs, or one of a selection.
 
     \b
     Examples:
       fa4build coverage
       fa4build coverage dist/fa4_kernels_sm90a-0.1.0-py3-none-any.whl
-      fa4build coverage out/                       a bundle, against what it was made with
-      fa4build coverage --model config.json --gpu H200 --page-size 16    what a model is served with
+      fa4build coverage out/                       a bundle, compared with what it was made with
+      fa4build coverage --model config.json --gpu H200 --page-size 16    the kernels of a model
       fa4build coverage out/ --against api --arch sm90 --arch sm100
-      fa4build coverage --family flash-attn-4      operators of another family, by the rules of their recipes
+      fa4build coverage --family flash-attn-4      operators of another family
     """
     from fa4build.errors import CoverageError
     from fa4build.families.registry import DEFAULT, family_named
@@ -76,21 +76,21 @@ def command(
 
 def _print(coverage: "Coverage", *, as_made: bool) -> None:
     served = sum(coverage.served.values())
-    click.echo(f"{coverage.num_problems} problems; packs for {', '.join(coverage.targets)}")
-    click.echo(f"{served:7} served by {len(coverage.served)} kernels")
-    click.echo(f"{coverage.composed:7} served by several kernels in turn")
+    click.echo(f"{coverage.num_problems} configurations; packs for {', '.join(coverage.targets)}")
+    click.echo(f"{served:7} dispatched to one of {len(coverage.served)} kernels")
+    click.echo(f"{coverage.composed:7} dispatched to a sequence of kernels")
     for reason, count in coverage.refused.items():
         click.echo(f"{count:7} refused: {reason}")
-    click.echo(f"{coverage.unwritten_problems:7} refused: no kernel is written for it in this version")
-    click.echo(f"{coverage.on_request:7} refused: a kernel is written, and built only where it is named")
-    click.echo(f"{coverage.other_targets:7} refused: on a target without a pack among these")
-    outside = "outside what the packs were made for" if as_made else "missing from the packs"
+    click.echo(f"{coverage.unwritten_problems:7} refused: no kernel implements it in this version")
+    click.echo(f"{coverage.on_request:7} refused: the kernel is opt-in, built only when selected")
+    click.echo(f"{coverage.other_targets:7} refused: the target has no pack among these files")
+    outside = "not among the kernels that the packs were made for" if as_made else "missing from the packs"
     click.echo(f"{coverage.missing_problems:7} {outside}")
     if coverage.alternatives:
-        click.echo(f"{len(coverage.alternatives)} kernels answer what another answers first, by other means")
-    for what, names in (("missing", coverage.missing), ("orphan", coverage.orphans), ("wrong", coverage.wrong)):
+        click.echo(f"{len(coverage.alternatives)} kernels are alternatives that the dispatcher does not choose first")
+    for what, names in (("missing", coverage.missing), ("unreachable", coverage.orphans), ("wrong", coverage.wrong)):
         for name in names[:_SHOWN]:
             click.echo(f"{what}: {name}")
         if len(names) > _SHOWN:
             click.echo(f"{what}: and {len(names) - _SHOWN} more")
-    click.echo("closed" if coverage.is_closed else "NOT closed")
+    click.echo("complete" if coverage.is_closed else "NOT complete")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fa4build.cli.common import cache_dir_option, default_cache_dir, json_option, print_json
+from fa4build.cli.output import status, wrapped
 from fa4build.errors import ToolchainError
 
 
@@ -16,8 +17,8 @@ from fa4build.errors import ToolchainError
 def command(cache_dir: Path | None, as_json: bool) -> int:
     """Check whether this machine can build.
 
-    Looks at the compiler and its files, the environment, memory, the cache directory, and the C compiler for the
-    launcher. Needs no GPU. Ends with 6 if a build cannot work here.
+    Checks the compiler and its files, the environment, memory, the cache directory, and the C compiler for the
+    launcher. Needs no GPU. The exit code is 6 if a build cannot work here.
 
     \b
     Example:
@@ -27,8 +28,8 @@ def command(cache_dir: Path | None, as_json: bool) -> int:
 
     checks = examine(cache_dir or default_cache_dir(), os.environ)
     if as_json:
-        print_json([dataclasses.asdict(check) for check in checks])
+        print_json({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
         for check in checks:
-            click.echo(f"{check.status:8} {check.subject}: {check.found}")
+            click.echo(wrapped(f"{check.subject}: {check.found}", " " * 9, status(check.status, 8) + " "))
     return ToolchainError.exit_code if any(check.status == "failed" for check in checks) else 0

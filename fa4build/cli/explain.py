@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fa4build.cli.common import cache_dir_option, family_option, human_bytes, json_option, open_cache, print_json
+from fa4build.cli.common import cache_dir_option, family_option, json_option, open_cache
+from fa4build.cli.output import human_bytes, print_json, status, wrapped
 from fa4build.errors import ToolchainError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fa4build.explain import Explanation
     from fa4build.families.interface import Family
     from fa4build.matrix.axes import Variant
@@ -25,15 +28,15 @@ _CALLERS_SHOWN = 4
 @cache_dir_option
 @json_option
 def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: bool) -> None:
-    """Tell everything known about one variant.
+    """Show everything known about one variant.
 
-    Its axes, whether it can be built and why not, how it is tuned and by which source, how powers of two are computed,
-    and what its compile gave.
+    Shows its axes, whether it can be built and why not, its tuning with the source of each choice, how exp2 is
+    computed, and the result of its compile.
 
     \b
     Examples:
       fa4build explain fwd-sm90a-bf16-hd128-causal
-      fa4build explain fwd-sm90a-e4m3-hd128-full      a refused one: the reasons
+      fa4build explain fwd-sm90a-e4m3-hd128-full      an unsupported one, with the reasons
       fa4build explain --family flash-attn-4 fwd-sm90a-bf16-hd128-causal-r4
     """
     from fa4build.explain import explain
@@ -61,7 +64,7 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
 
     chosen = family.expand(Selection(globs=(name,)))
     if len(chosen) > 1:
-        raise NothingSelectedError(f"{name!r} is {len(chosen)} kernels of {family.name}; name one.")
+        raise NothingSelectedError(f"{name!r} matches {len(chosen)} kernels of {family.name}. Give the id of one.")
     (kernel,) = chosen
     of_arch = family.expand(Selection(arches=(kernel.arch,), globs=("*",)))
     callers = [r for r in family.op_recipes(of_arch) if any(step.kernel == kernel.id for step in r.steps)]
@@ -69,7 +72,7 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
     document = {
         "id": kernel.id,
         "family": family.name,
-        "status": "cached" if compiled else "declared",
+        "status": "cached" if compiled else "implemented",
         "target": arch_named(kernel.arch).target,
         "axes": dict(kernel.axes),
         "tuning": dict(kernel.tuning),
@@ -81,12 +84,12 @@ def _explain_kernel(family: "Family", name: str, cache: "Cache", as_json: bool) 
         return
     click.echo(f"{kernel.id}: {document['status']}, of {family.name}")
     for word in ("axes", "tuning"):
-        click.echo(f"  {word}: " + (", ".join(f"{key} {value}" for key, value in document[word].items()) or "none"))
+        click.echo(wrapped(f"{word}: {_listed(document[word]) or 'none'}", " " * 4, "  "))
     for recipe in callers[:_CALLERS_SHOWN]:
         click.echo(f"  called by {recipe.op}: {recipe.id}" + (f", when {recipe.when}" if recipe.when else ""))
     if len(callers) > _CALLERS_SHOWN:
         click.echo(f"  and by {len(callers) - _CALLERS_SHOWN} more")
-    _print_compiled(compiled)
+    _print_compiled(kernel.id, compiled)
 
 
 def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dict[str, Any] | None:
@@ -109,10 +112,10 @@ def _compiled(variant: "Variant | Any", cache: "Cache", family: "Family") -> dic
 
 def _document(explanation: "Explanation", compiled: dict[str, Any] | None) -> dict[str, Any]:
     row = explanation.tuning
-    status = "refused" if explanation.refusals else "written" if explanation.is_written else "planned"
+    state = "unsupported" if explanation.refusals else "implemented" if explanation.is_written else "planned"
     return {
         "id": explanation.variant.id,
-        "status": "cached" if compiled else status,
+        "status": "cached" if compiled else state,
         "op": explanation.variant.op,
         "target": explanation.arch.target,
         "compute_capability": ".".join(map(str, explanation.arch.compute_capability)),
@@ -128,31 +131,37 @@ def _document(explanation: "Explanation", compiled: dict[str, Any] | None) -> di
 
 def _print(explanation: "Explanation", document: dict[str, Any]) -> None:
     """The document for people: a line a fact."""
-    click.echo(f"{document['id']}: {document['status']}")
+    click.echo(f"{document['id']}: {status(document['status'])}")
     for reason in explanation.refusals:
-        click.echo(f"  refused: {reason}")
-    click.echo(f"  runs on: compute capability {document['compute_capability']} only ({document['target']})")
-    click.echo("  axes: " + ", ".join(f"{name} {value}" for name, value in explanation.axes))
+        click.echo(wrapped(f"unsupported: {reason}", " " * 4, "  "))
+    capability = f"compute capability {document['compute_capability']} only ({document['target']})"
+    click.echo(f"  runs on: {capability}")
+    click.echo(wrapped("axes: " + _listed(dict(explanation.axes)), " " * 4, "  "))
     if explanation.tuning is not None:
         tuning = dataclasses.asdict(explanation.tuning.tuning)
-        click.echo(
-            f"  tuning {explanation.tuning.name}: " + ", ".join(f"{name} {value}" for name, value in tuning.items())
-        )
-        click.echo(f"    source: {explanation.tuning.source}")
+        click.echo(wrapped(f"tuning {explanation.tuning.name}: " + _listed(tuning), " " * 4, "  "))
+        click.echo(wrapped(f"source: {explanation.tuning.source}", " " * 6, " " * 4))
     if explanation.exp2_mode is not None:
-        click.echo(f"  exp2: {explanation.exp2_mode}")
+        click.echo(wrapped(f"exp2: {explanation.exp2_mode}", " " * 4, "  "))
     if explanation.template is not None:
-        click.echo(f"  rendered from {explanation.template}, reaches {len(explanation.dependencies)} kernel files")
-    _print_compiled(document["compiled"])
+        click.echo(f"  rendered from {explanation.template}, uses {len(explanation.dependencies)} kernel files")
+    _print_compiled(document["id"], document["compiled"])
 
 
-def _print_compiled(compiled: dict[str, Any] | None) -> None:
+def _listed(values: "Mapping[str, object]") -> str:
+    """`mask full, layout dense`."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _print_compiled(name: str, compiled: dict[str, Any] | None) -> None:
     if compiled is None:
         return
-    click.echo(
-        f"  compiled: {compiled['registers']} registers, {compiled['spill_bytes']} bytes spilled, "
+    text = (
+        f"compiled: {compiled['registers']} registers, {compiled['spill_bytes']} bytes spilled, "
         f"{human_bytes(compiled['shared_bytes'])} of shared memory, cubin {human_bytes(compiled['sizes']['cubin'])}"
     )
-    click.echo(f"    symbols: {', '.join(compiled['symbols'])}; ptxas {compiled['ptxas']}; key {compiled['key'][:16]}")
+    click.echo(wrapped(text, " " * 4, "  "))
+    text = f"symbols: {', '.join(compiled['symbols'])}; ptxas {compiled['ptxas']}; key {compiled['key'][:16]}"
+    click.echo(wrapped(text, " " * 6, " " * 4))
     levels = [level for level, record in compiled["evidence"].items() if record is not None]
-    click.echo(f"  evidence: {', '.join(levels) or 'none yet; run fa4build verify'}")
+    click.echo(f"  evidence: {', '.join(levels) or f'none yet. Run: fa4build verify {name}'}")

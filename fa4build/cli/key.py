@@ -9,21 +9,21 @@ from fa4build.cli.common import json_option, note, print_json
 
 @click.group("key")
 def command() -> None:
-    """Make and show keys that sign packs and bundles."""
+    """Make and show the keys that sign packs and bundles."""
 
 
 @command.command("new")
-@click.option("--name", default="release", show_default=True, help="Files are called NAME.key and NAME.pub.")
+@click.option("--name", default="release", show_default=True, help="The files are called NAME.key and NAME.pub.")
 @click.option(
     "--out",
     "out_dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where they go. Default: here.",
+    help="The directory for the files. Default: the current one.",
 )
 @json_option
 def new(name: str, out_dir: Path, as_json: bool) -> None:
-    """Make a key: NAME.key signs and stays secret, NAME.pub is for whoever installs.
+    """Make a key. NAME.key signs and stays secret; NAME.pub is for the machines that install.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def new(name: str, out_dir: Path, as_json: bool) -> None:
         print_json({"private": str(private_path), "public": str(public_path), "key_id": key.key_id})
         return
     click.echo(f"key {key.key_id}\n  {private_path}  signs; keep it secret\n  {public_path}  for trust stores")
-    note("Operators put the .pub file into their trust store: from then on, packs must be signed by a key in it.")
+    note("Operators put the .pub file into their trust store. From then on, a key in the store must sign packs.")
 
 
 @command.command("show")

@@ -14,7 +14,7 @@ from fa4build.errors import NotCachedError
 @cache_dir_option
 @json_option
 def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: bool) -> None:
-    """Print the log of one variant's compile: of the one in the cache, or of the last one that failed.
+    """Print the compiler's output for one variant: of the compile in the cache, or of the last one that failed.
 
     \b
     Examples:
@@ -28,14 +28,16 @@ def command(variant_id: str, family_name: str, cache_dir: Path | None, as_json: 
     cache, family = open_cache(cache_dir), family_named(family_name)
     ((recipe, entry), *others) = find_cached(family.expand(Selection(globs=(variant_id,))), cache, family=family)
     if others:
-        raise click.UsageError(f"{variant_id!r} is {len(others) + 1} variants; name one.")
+        raise click.UsageError(f"{variant_id!r} matches {len(others) + 1} variants. Give the id of one.")
     failed = cache.work_dir(recipe.name, recipe.key) / LOG_NAME
     if entry is not None:
         text = cache.read(entry, "log")
     elif failed.is_file():
         text = failed.read_bytes()
     else:
-        raise NotCachedError(f"{variant_id}: was not compiled here. Run: fa4build matrix --select {variant_id}")
+        raise NotCachedError(
+            f"{variant_id} was not compiled with this cache. Run: fa4build matrix --select {variant_id}"
+        )
     if as_json:
         status = "failed" if entry is None else "compiled"
         print_json({"id": recipe.name, "key": recipe.key, "status": status, "log": text.decode(errors="replace")})

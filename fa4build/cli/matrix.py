@@ -37,7 +37,7 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
         return 1, 1
     match = re.fullmatch(r"(\d+)/(\d+)", value)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise click.BadParameter(f"{value!r} is no part; allowed is I/N with 1 <= I <= N, e.g. 1/4.")
+        raise click.BadParameter(f"{value!r} is not a shard. Write I/N with 1 <= I <= N, e.g. 1/4.")
     return int(match[1]), int(match[2])
 
 
@@ -51,36 +51,48 @@ def _parse_shard(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--from-misses",
     "misses",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file that FA4_KERNELS_RECORD wrote: build what was asked for in vain.",
+    help="A file that FA4_KERNELS_RECORD wrote: build the kernels that calls did not find.",
 )
 @click.option(
     "--write-spec",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --from-misses: write the specification, and compile nothing.",
+    help="With --from-misses: write a specification and compile nothing.",
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what is cached and what would be compiled.")
-@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
-@click.option("--shard", callback=_parse_shard, metavar="I/N", help="Only the I-th of N parts, for several machines.")
+@click.option("--dry-run", is_flag=True, help="Only print what is cached and what would be compiled.")
+@click.option("--assert-cached", is_flag=True, help="Fail if anything is not in the cache.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, help="Seconds one compile may take."
+    "--shard", callback=_parse_shard, metavar="I/N", help="Compile only the I-th of N parts, for several machines."
 )
 @click.option(
-    "--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Of a compile that was killed."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    help="The time limit of one compile, in seconds.",
 )
-@click.option("--fail-fast", is_flag=True, help="Start no other compile after the first failure.")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="How often to retry a compile that was killed.",
+)
+@click.option("--fail-fast", is_flag=True, help="Start no more compiles after the first failure.")
 @click.option(
     "--executor",
     type=click.Choice(("local", "dask")),
     default="local",
     show_default=True,
-    help="Where compiles run; docs/farm.md.",
+    help="Where compiles run; see docs/farm.md.",
 )
-@click.option("--scheduler", metavar="ADDRESS", help="With --executor dask: tcp://host:8786.")
+@click.option("--scheduler", metavar="ADDRESS", help="With --executor dask: the scheduler, tcp://host:8786.")
 @click.option(
-    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit report, a test case a variant."
+    "--junit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a JUnit report with one test case per variant.",
 )
-@click.option("--annotate", is_flag=True, help="Tell failures as annotations of GitHub Actions, too.")
-@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
+@click.option("--annotate", is_flag=True, help="Also print failures as GitHub Actions annotations.")
+@click.option("--allow-spills", is_flag=True, help="Accept kernels that spill registers to memory.")
 @json_option
 def command(
     wanted: "Selection",
@@ -106,19 +118,19 @@ def command(
 ) -> int:
     """Compile the variant matrix into the cache.
 
-    Needs no GPU. What is in the cache is not compiled again; a build that was stopped, in whatever way, goes on where
-    it was. One failed variant does not stop the others: the exit code is that of the first failure.
+    Needs no GPU. A variant that is in the cache is not compiled again, so a build that was stopped or killed continues
+    where it was. One failed variant does not stop the others; the exit code is that of the first failure.
 
     \b
     Examples:
-      fa4build matrix --arch sm90                     everything for Hopper
+      fa4build matrix --arch sm90                     the default matrix for Hopper
       fa4build matrix --select 'fwd-sm90a-*-hd128-causal'
       fa4build matrix --spec serving.toml --jobs 8
-      fa4build matrix --model config.json --gpu H200 --page-size 16    what a model is served with
-      fa4build matrix --from-misses misses.jsonl      what FA4_KERNELS_RECORD=misses.jsonl wrote
+      fa4build matrix --model config.json --gpu H200 --page-size 16    the kernels of a model
+      fa4build matrix --from-misses misses.jsonl      the kernels that calls did not find
       fa4build matrix --arch sm100 --shard 2/4        the second quarter, on this machine
-      fa4build matrix --executor dask --scheduler tcp://build-1:8786   on the workers of a cluster
-      fa4build matrix --assert-cached                 prove that nothing is left to compile
+      fa4build matrix --executor dask --scheduler tcp://build-1:8786   on the workers of a dask cluster
+      fa4build matrix --assert-cached                 check that nothing is left to compile
       fa4build matrix --family flash-attn-4 --arch sm90    upstream's kernels
     """
     from fa4build.cli.build_reports import annotation_lines, junit_text
@@ -129,7 +141,7 @@ def command(
     refuse_steering(os.environ)
     if misses is not None:
         if wanted.globs or wanted.specs:
-            raise click.UsageError("--from-misses says what to build; leave out --select, --spec and --model.")
+            raise click.UsageError("--from-misses selects what to build; leave out --select, --spec and --model.")
         wanted = replace(wanted, globs=_from_misses(misses, write_spec))
         if write_spec is not None:
             return 0

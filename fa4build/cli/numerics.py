@@ -16,19 +16,19 @@ GROUPS = ("exp2", "rescaling", "bf16 P", "fp8 P", "roofline")
 
 @click.command("numerics")
 @click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these. Repeatable.")
-@click.option("--notes", is_flag=True, help="Also say what each tolerance allows for.")
+@click.option("--notes", is_flag=True, help="Also explain each tolerance.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, groups: tuple[str, ...], notes: bool, as_json: bool) -> None:
-    """Reproduce the published figures behind the design from the kernels' own building blocks.
+    """Recompute the published values behind the design from the kernels' own device code.
 
-    Emulated exp2, conditional rescaling, P in bf16 and fp8, rooflines: each published value beside ours, with the
-    tolerance that was set for it. Ends with 1 when any figure is outside. Needs neither GPU nor compiler.
+    Polynomial exp2, conditional rescaling, P in bf16 and fp8, rooflines: prints each published value beside ours, with
+    its tolerance. The exit code is 1 if a value is outside its tolerance. Needs neither a GPU nor a compiler.
 
     \b
     Examples:
       fa4build numerics                      everything
-      fa4build numerics --group roofline     one part, in an instant
+      fa4build numerics --group roofline     one group, which is quick
       fa4build numerics --json
     """
     from fa4build.numerics import figures
@@ -42,8 +42,8 @@ def command(ctx: click.Context, groups: tuple[str, ...], notes: bool, as_json: b
             _print(group, rows, notes)
     outside = sum(not figure.holds for figure in found)
     if as_json:
-        print_json([dataclasses.asdict(figure) | {"holds": figure.holds} for figure in found])
-    note(f"{len(found)} figures, {outside} outside their tolerance, {time.monotonic() - start:.1f} s")
+        print_json({"values": [dataclasses.asdict(figure) | {"holds": figure.holds} for figure in found]})
+    note(f"{len(found)} values, {outside} outside their tolerance, {time.monotonic() - start:.1f} s")
     ctx.exit(1 if outside else 0)
 
 

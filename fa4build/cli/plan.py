@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--write-spec",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the plan as a specification, for --spec of other commands.",
+    help="Write the plan as a specification for --spec of other commands.",
 )
 @cache_dir_option
 @json_option
@@ -40,11 +40,10 @@ def command(
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Say which kernels models need on a GPU, why each, and how large they are.
+    """List the kernels that models call on a GPU, with reasons and sizes.
 
-    CONFIG is a Hugging Face config.json or the folder it lies in; several models make one plan. Layers that no kernel
-    answers are named, with the reason. Nothing is compiled: `matrix`, `wheel` and `bundle` take the same options after
-    --model.
+    CONFIG is a Hugging Face config.json or its directory; several models make one plan. Layers without a kernel are
+    listed with the reason. Nothing is compiled: `matrix`, `wheel` and `bundle` accept the same options after --model.
 
     \b
     Examples:
@@ -162,7 +161,7 @@ def _summary(plan: "Plan", sizes: dict[str, int]) -> str:
     count = len(plan.planned)
     known = f"; {len(sizes)} compiled, {human_bytes(sum(sizes.values()))} of cubins" if sizes else "; none compiled yet"
     lacking = sum(lack.layers for lack in plan.unserved)
-    rest = f"; {len(plan.unserved)} gaps, of {lacking} layers" if plan.unserved else "; every layer is answered"
+    rest = f"; {len(plan.unserved)} gaps, of {lacking} layers" if plan.unserved else "; every layer has a kernel"
     return f"{count} kernels for {', '.join(gpu.name for gpu in plan.gpus)}{known if count else ''}{rest}"
 
 

@@ -1,5 +1,6 @@
 """`fa4build verify`: prove compiled kernels, and keep the evidence."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fa4build.cli.common import cache_dir_option, family_option, json_option, note, open_cache, print_json
+from fa4build.errors import FileError
 
 if TYPE_CHECKING:
     from fa4build.store.cache import Cache
@@ -22,42 +24,50 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 @click.command("verify")
 @click.argument("globs", nargs=-1, metavar="[GLOB]...")
 @family_option
-@click.option("--static", is_flag=True, help="Read registers, memory, plan and instruction mix from the binaries.")
+@click.option("--static", is_flag=True, help="Check registers, memory, plan and instruction mix of the binaries.")
 @click.option("--simulate", is_flag=True, help="Run every acceptance case in the PTX simulator.")
 @click.option(
     "--device",
     "record",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take over a record from a GPU, written by the scripts of --device-scripts.",
+    help="Import a record from a GPU, written by the scripts of --device-scripts.",
 )
 @click.option(
     "--device-scripts",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the scripts that verify wheels on a GPU into DIR; they need torch, and no fa4build there.",
+    help="Write the scripts that verify wheels on a GPU into DIR. They need torch, but not fa4build.",
 )
-@click.option("--timing", is_flag=True, help="Time the kernels in the model of docs/timing-model.md instead.")
-@click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Variants simulated at a time. Default: one a core.")
+@click.option("--timing", is_flag=True, help="Instead, time the kernels in the model of docs/timing-model.md.")
+@click.option(
+    "--arch",
+    "arches",
+    multiple=True,
+    metavar="ARCH",
+    help="A target: sm90, sm100, sm103, or a GPU such as H200. Repeatable.",
+)
+@click.option(
+    "--jobs", "-j", type=click.IntRange(min=1), help="The number of parallel simulations. Default: one per core."
+)
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How many draws of inputs and of adversarial schedules.",
+    help="The number of draws of inputs and of adversarial schedules.",
 )
 @click.option(
     "--engine",
     type=click.Choice(("native", "python")),
     default="native",
     show_default=True,
-    help="What simulates: the native engine, or the Python one, its oracle, a dozen times slower.",
+    help="The simulator: the native engine, or the Python one, which is its oracle and a dozen times slower.",
 )
-@click.option("--fresh", is_flag=True, help="Simulate also what has passed before and has not changed.")
+@click.option("--fresh", is_flag=True, help="Also simulate kernels that passed before and have not changed.")
 @click.option(
     "--keep",
     is_flag=True,
-    help="With --simulate: add proofs to evidence/ of the checkout, to be committed.",
+    help="With --simulate: add the results to evidence/ of the checkout, to be committed.",
 )
 @click.option(
     "--timeout",
@@ -65,20 +75,20 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
     type=click.FloatRange(min=1),
     default=1800.0,
     show_default=True,
-    help="Seconds the simulation of one variant may take.",
+    help="The time limit of the simulation of one variant, in seconds.",
 )
 @click.option(
-    "--update-baseline", is_flag=True, help="Make the static figures of now the baseline, and show the change."
+    "--update-baseline", is_flag=True, help="Store the current static values as the baseline, and print the changes."
 )
 @click.option(
     "--baseline-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the baselines lie. Default: those of this fa4build.",
+    help="The directory of the baselines. Default: those of this fa4build.",
 )
 @click.option(
     "--evidence-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where --device and --keep write. Default: evidence/ of the checkout.",
+    help="The directory that --device and --keep write to. Default: evidence/ of the checkout.",
 )
 @cache_dir_option
 @json_option
@@ -103,22 +113,22 @@ def command(
     cache_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Prove compiled kernels, and keep what they pass as evidence.
+    """Test compiled kernels, and keep what they pass as evidence.
 
-    Without --static, --simulate or --device: static and simulated. Takes what is in the cache; compiles nothing. What
-    a kernel has passed belongs to the bytes of its cubin, and goes into the manifest of the next `fa4build wheel`.
-    Exit code 10 when a kernel fails, or when there was a proof for none of them.
+    Without --static, --simulate or --device, it runs the static check and the simulation. It reads kernels from the
+    cache and compiles nothing. Evidence belongs to the bytes of a cubin, and goes into the manifest of the next
+    `fa4build wheel`. The exit code is 10 if a kernel fails, or if none of the kernels could be tested.
 
     \b
     Examples:
-      fa4build verify                                    everything that is written
+      fa4build verify                                    the default matrix
       fa4build verify 'fwd-sm90a-*-causal' --simulate
       fa4build verify --arch sm100 --static
-      fa4build verify --arch sm100 --simulate --keep     proofs for everyone who builds the same cubins
+      fa4build verify --arch sm100 --simulate --keep     evidence for everyone who builds the same cubins
       fa4build verify --family flash-attn-4 'fwd-sm100a-bf16-hd64-*'   operators of another family
-      fa4build verify --static --update-baseline         after a change that was meant
+      fa4build verify --static --update-baseline         after an intended change
       fa4build verify --device-scripts device            what a GPU machine runs: python device/prove_forward.py dist
-      fa4build verify --device record.json               take over what it has proven
+      fa4build verify --device record.json               import what it has verified
       fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
     from fa4build.families.registry import DEFAULT, family_named
@@ -133,14 +143,14 @@ def command(
     cache = open_cache(cache_dir)
     if record is not None:
         if globs or arches or static or simulate or update_baseline or family_name != DEFAULT:
-            raise click.UsageError("--device takes the whole record; leave out GLOB and the other options.")
+            raise click.UsageError("--device imports the whole record; leave out GLOB and the other options.")
         return _install(record, cache, evidence_dir, as_json)
 
     if timing:
         if static or simulate or update_baseline:
-            raise click.UsageError("--timing proves nothing; leave out --static, --simulate and --update-baseline.")
+            raise click.UsageError("--timing verifies nothing; leave out --static, --simulate and --update-baseline.")
         if family_name != DEFAULT:
-            raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
+            raise click.UsageError("--timing supports the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
 
     from fa4build.shipping.release import committed_evidence
@@ -149,7 +159,7 @@ def command(
 
     family = family_named(family_name)
     if keep and not (simulate and family.name == DEFAULT):
-        raise click.UsageError("--keep goes with --simulate, of kernels of fa4.")
+        raise click.UsageError("--keep needs --simulate, and works for the kernels of fa4 only.")
     keep_in = _evidence_dir(evidence_dir) if keep else None
     options = Options(
         static=static or update_baseline or not simulate,
@@ -179,7 +189,7 @@ def _evidence_dir(given: Path | None) -> Path:
     from fa4build.shipping.wheel import checkout_root
 
     if given is None and checkout_root() is None:
-        raise click.UsageError("this fa4build is installed, not a checkout; say where with --evidence-dir.")
+        raise click.UsageError("this fa4build is installed, so there is no checkout to write to; give --evidence-dir.")
     return given or EVIDENCE_DIR
 
 
@@ -202,6 +212,12 @@ def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: b
     """Check and keep a record from a GPU."""
     from fa4build.verify.levels import install_record
 
+    try:
+        json.loads(record.read_bytes())
+    except ValueError as error:
+        raise FileError(
+            f"{record}: is not JSON ({error}). Give a record that a script of --device-scripts wrote."
+        ) from None
     kept = install_record(record, cache, _evidence_dir(evidence_dir))
     if as_json:
         names = ("arch", "device", "proven", "missing")
@@ -209,7 +225,7 @@ def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: b
         return 0
     for name in kept.missing:
         note(f"not in the record: {name}")
-    click.echo(f"{len(kept.proven)} variants proven on {kept.device}; kept as {kept.path}")
+    click.echo(f"{len(kept.proven)} variants verified on {kept.device}; kept as {kept.path}")
     return 0
 
 
@@ -240,7 +256,7 @@ def _time(globs: tuple[str, ...], arches: tuple[str, ...], cache: "Cache", as_js
                 f"{unit} {share:.0%}" for unit, share in sorted(steady.busy.items(), key=lambda x: -x[1])[:4]
             )
             click.echo(
-                f"{timed.name}  {steady.cycles:.0f} clocks a block (quick copies: {steady.quick_cycles:.0f}), "
+                f"{timed.name}  {steady.cycles:.0f} cycles per KV block (quick copies: {steady.quick_cycles:.0f}), "
                 f"{steady.fixed:.0f} besides; in use: {used}; {timed.svg}"
             )
     if as_json:
@@ -316,11 +332,11 @@ def _print(report: "VerifyReport", cache: "Cache", seeds: tuple[int, ...], as_js
         for text in check.notes[:NOTES_SHOWN]:
             note(f"note: {check.name}: {text}")
         if len(check.notes) > NOTES_SHOWN:
-            note(f"note: {check.name}: and {len(check.notes) - NOTES_SHOWN} more; --json has all")
+            note(f"note: {check.name}: and {len(check.notes) - NOTES_SHOWN} more; --json shows all of them")
     for line in report.baseline_changes:
         click.echo(f"baseline: {line}")
     if {check.status for check in report.checks} == {"unproven"}:
-        note(f"nothing was proven: {len(report.checks)} unproven, there is no proof of these kernels yet")
+        note(f"nothing was verified: {len(report.checks)} unproven; there is no test for these kernels yet")
     click.echo(f"{_summary(report)} in {report.seconds:.1f} s; evidence: {cache.root / 'evidence'}")
 
 

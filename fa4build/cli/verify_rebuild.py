@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 @click.option(
     "--cache-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Take what is compiled there: compares packing alone. Default: an empty one, so that everything is compiled.",
+    help="A cache with compiled kernels, to compare the packing alone. Default: an empty one; everything is compiled.",
 )
 @json_option
 def command(wheel: Path, jobs: int | None, cache_dir: Path | None, as_json: bool) -> int:
     """Build a wheel again and compare it byte for byte.
 
-    The inputs are those that the wheel records: ids, tuning, toolchain and sources must be the same here, else the
-    first difference is the answer and nothing is compiled. Then every cubin and launch plan is compared, and the wheel
-    as a whole. A signed wheel is packed with its own signatures: the key is not needed.
+    The ids, tuning, toolchain and sources that the wheel records must be the same here; otherwise the command prints
+    the first difference and compiles nothing. Then it compares every cubin and launch plan, and the whole wheel. A
+    signed wheel is packed with its own signatures, so the key is not needed.
 
     \b
     Examples:
@@ -63,5 +63,5 @@ def _print(result: "Rebuild", as_json: bool) -> None:
     for difference in result.differences:
         click.echo(f"{difference.what}: {difference.reason}")
     if result.num_kernels:
-        click.echo(f"{result.num_equal} of {result.num_kernels} kernels came out equal")
+        click.echo(f"{result.num_equal} of {result.num_kernels} kernels are equal")
     click.echo(f"{result.wheel}: {'equal, byte for byte' if result.is_reproduced else 'NOT reproduced'}")

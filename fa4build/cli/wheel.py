@@ -36,34 +36,38 @@ if TYPE_CHECKING:
     "--platform",
     "platforms",
     multiple=True,
-    help="Host of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
+    help="A host platform of the runtime: x86_64, aarch64 (default: both), x86_64-cp314t, ...",
 )
-@click.option("--no-runtime", is_flag=True, help="Only the packs of kernels.")
+@click.option("--no-runtime", is_flag=True, help="Write only the packs of kernels.")
 @click.option(
     "--out",
     "out_dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("dist"),
     show_default=True,
-    help="Where the wheels go.",
+    help="The directory for the wheels.",
 )
 @jobs_option
 @cache_dir_option
 @remote_cache_options
-@click.option("--assert-cached", is_flag=True, help="Fail if anything would have to be compiled.")
-@click.option("--allow-spills", is_flag=True, help="Accept kernels whose registers spill to memory.")
-@click.option("--sign", "key_file", type=click.Path(path_type=Path), help="Private key that signs the packs.")
+@click.option("--assert-cached", is_flag=True, help="Fail if anything is not in the cache.")
+@click.option("--allow-spills", is_flag=True, help="Accept kernels that spill registers to memory.")
+@click.option("--sign", "key_file", type=click.Path(path_type=Path), help="The private key that signs the packs.")
 @click.option(
     "--limit",
     "limit_bytes",
     type=Quantity("size", "BkMG", "100M"),
     default="100M",
     show_default=True,
-    help="Largest wheel; a pack over it is split by direction, then by head_dim.",
+    help="The size limit of a wheel. A larger pack is split by direction, then by head_dim.",
 )
-@click.option("--single-file", is_flag=True, help="One wheel for each platform, with runtime and packs in it.")
-@click.option("--dry-run", is_flag=True, help="Only tell which wheels there would be, how large, and what is missing.")
-@click.option("--sample", is_flag=True, help="With --dry-run: compile the kernels that sizes are told from.")
+@click.option(
+    "--single-file", is_flag=True, help="Write one wheel per platform that contains the runtime and the packs."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Only print which wheels would be written, their sizes, and what is not compiled."
+)
+@click.option("--sample", is_flag=True, help="With --dry-run: compile the kernels that the sizes are estimated from.")
 @json_option
 def command(
     wanted: "Selection",
@@ -86,18 +90,18 @@ def command(
 ) -> int:
     """Pack compiled kernels and the runtime into wheels.
 
-    One wheel of kernels for each selected target, which serves every host, and one of the runtime for each host
-    platform. Variants that are not in the cache are compiled first. A wheel that would come out the same is left as it
-    is.
+    Writes one wheel of kernels for each selected target, which is for every host, and one wheel of the runtime for each
+    host platform. Variants that are not in the cache are compiled first. A wheel that would not change is not
+    rewritten.
 
     \b
     Examples:
       fa4build wheel --arch sm90                          into dist/
       fa4build wheel --arch sm100 --arch sm103 --out wheelhouse
       fa4build wheel --arch sm90 --platform aarch64
-      fa4build wheel --model gpt-oss/ --model qwen3/ --gpu H200 --page-size 16    what two models are served with
+      fa4build wheel --model gpt-oss/ --model qwen3/ --gpu H200 --page-size 16    the kernels of two models
       fa4build wheel --select 'fwd-sm90a-*-hd128-causal' --no-runtime
-      fa4build wheel --arch sm100 --dry-run --sample       sizes, from a part of the kernels
+      fa4build wheel --arch sm100 --dry-run --sample       sizes, estimated from a sample
       fa4build wheel --arch sm90 --platform x86_64 --single-file
       fa4build wheel --family flash-attn-4 --arch sm90 --no-runtime
     """
@@ -108,9 +112,11 @@ def command(
 
     refuse_steering(os.environ)
     if no_runtime and platforms:
-        raise click.UsageError("--no-runtime leaves nothing for --platform to choose; give one of the two.")
+        raise click.UsageError("--no-runtime writes no wheel that --platform could choose; give one of the two.")
+    if sample and not dry_run:
+        raise click.UsageError("--sample needs --dry-run: it compiles only the kernels that sizes are estimated from.")
     if no_runtime and single_file:
-        raise click.UsageError("--single-file is runtime and packs together; leave out --no-runtime.")
+        raise click.UsageError("--single-file joins the runtime and the packs; leave out --no-runtime.")
     hosts = () if no_runtime else platforms or ALL_PLATFORMS
     family = family_named(family_name)
     cache = open_cache(cache_dir, remote_cache, remote_cache_write)
@@ -181,21 +187,22 @@ def _dry_run(
         return 0
     for forecast in found.packs:
         size = "size unknown" if forecast.size is None else f"about {human_bytes(forecast.size)}"
-        sampled = f"told from {forecast.num_sampled} of {forecast.num_kernels} kernels"
+        sampled = f"estimated from {forecast.num_sampled} of {forecast.num_kernels} kernels"
         click.echo(f"would write {forecast.name} into {out_dir}/: {size}, {sampled}")
     for name in runtimes:
         click.echo(f"would write {name} into {out_dir}/")
     for name in found.missing:
         click.echo(f"would compile {name}")
     if any(forecast.missing for forecast in found.packs):
-        note("Sizes are told from a sample of compiled kernels; --sample compiles it.")
+        note("Sizes are estimated from a sample of compiled kernels; --sample compiles the sample.")
     return 0
 
 
 def _print(wheels: tuple["WrittenWheel", ...], as_json: bool) -> None:
     if as_json:
         names = ("sha256", "size", "is_new")
-        print_json([{"path": str(wheel.path), **{name: getattr(wheel, name) for name in names}} for wheel in wheels])
+        rows = [{"path": str(wheel.path), **{name: getattr(wheel, name) for name in names}} for wheel in wheels]
+        print_json({"wheels": rows})
         return
     for wheel in wheels:
         state = "" if wheel.is_new else ", unchanged"

@@ -6,6 +6,7 @@ A family that is not part of fa4build is announced by its distribution through t
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from functools import cache
 
@@ -37,7 +38,10 @@ def family_named(name: str = DEFAULT) -> Family:
     aliases = {"upstream": "flash-attn-4", "flash_attn_4": "flash-attn-4"}
     place = name if ":" in name else places.get(aliases.get(name, name))
     if place is None:
-        raise VariantError(f"family {name!r} is unknown. Allowed: {', '.join(sorted(places))}, or module:ATTRIBUTE.")
+        near = difflib.get_close_matches(name, (*places, *aliases), n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        allowed = f"{', '.join(sorted(places))}, or module:ATTRIBUTE"
+        raise VariantError(f"family {name!r} is unknown. Allowed: {allowed}.{meant}")
     module, _, attribute = place.partition(":")
     try:
         family = getattr(importlib.import_module(module), attribute)

@@ -5,7 +5,9 @@ Which combinations make sense, and which kernels exist, is `variants.py`'s busin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +31,8 @@ class Variant:
         head_dim_v: of v and out.
         mask: `full`, `causal` or `local` (a window with both bounds given at run time).
         layout: `dense`; `varlen` (sequences packed, cu_seqlens); `paged` (packed queries, keys and values in pages).
-        split: keys divided over several thread blocks, partial results merged by `fwd_combine`.
-        cta_group: thread blocks that share one matrix instruction, 1 or 2.
+        split: split-KV, the KV sequence divided over several CTAs; `fwd_combine` merges the partial results.
+        cta_group: CTAs that share one MMA, 1 or 2.
         deterministic: gradients summed in a fixed order.
         softcap: scores become cap * tanh(score / cap), cap given at run time.
         sink: one extra logit per head takes part in the softmax sum.
@@ -150,8 +152,16 @@ def unknown_values(variant: Variant) -> Iterator[str]:
         value = getattr(variant, axis)
         # True == 1 in Python, so the type is compared too.
         if not any(value == known and type(value) is type(known) for known in values):
-            allowed = ", ".join(map(str, values))
-            yield f"{axis} {value!r} is unknown; allowed: {allowed}"
+            yield _unknown(axis, value, variant.op)
+
+
+def _unknown(axis: str, value: object, op: str) -> str:
+    """`head_dim 80 is unknown; allowed: 64, 96`: of an op that is known, its own head dims."""
+    if axis != "head_dims":
+        return f"{axis} {value!r} is unknown; allowed: {', '.join(map(str, AXES[axis]))}"
+    known = OPS[op].head_dims if op in OPS else AXES[axis]
+    allowed = ", ".join(spell_head_dims(dims).removeprefix("hd") for dims in known)
+    return f"head_dim {spell_head_dims(value).removeprefix('hd')} is unknown; allowed: {allowed}"
 
 
 def _parse_head_dims(text: str) -> HeadDims | None:
@@ -162,18 +172,70 @@ def _parse_head_dims(text: str) -> HeadDims | None:
     return int(numbers[0]), int(numbers[-1])
 
 
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like this one, or the word itself. Of words that end in a number only the rest is
+    guessed: hd80 and sm80 are no slips of hd64 and sm90."""
+    lower, exact = word.lower(), {name.lower(): name for name in known}
+    for candidate in (lower, f"hd{lower}"):
+        if candidate in exact:
+            return exact[candidate]
+    wordy = [name for name in exact if name.isalpha() or "_" in name]
+    return next(iter(difflib.get_close_matches(lower, wordy, n=1, cutoff=0.6)), word)
+
+
+_ARCH_NAMES = MappingProxyType({alias: arch.name for arch in ARCHES for alias in (arch.name, *arch.aliases)})
+_FIRST_FIELDS = (
+    AXES["op"],
+    tuple(_ARCH_NAMES),
+    AXES["dtype"],
+    tuple(spell_head_dims(dims) for dims in AXES["head_dims"]),
+)
+_LATER_FIELDS = (*AXES["mask"], *_SPELLED)
+
+
+def meant(text: str) -> str:
+    """An id, or a pattern over ids, with each field replaced by the known one that is nearest; wildcards stay."""
+    fields = text.split("-")
+    is_in_order = not set(fields[0]) & set("*?[")
+    anywhere = (*(word for words in _FIRST_FIELDS for word in words), *_LATER_FIELDS)
+    found = []
+    for number, field in enumerate(fields):
+        known = anywhere if not is_in_order else _FIRST_FIELDS[number] if number < 4 else _LATER_FIELDS
+        bare = field.strip("*?")
+        better = _nearest(bare, known) if bare and "[" not in bare else bare
+        found.append(field.replace(bare, _ARCH_NAMES.get(better, better)) if bare else field)
+    return "-".join(found)
+
+
+def _did_you_mean(text: str) -> str:
+    """` Did you mean fwd-sm90a-bf16-hd64-full?`, or nothing."""
+    better = meant(text)
+    with contextlib.suppress(VariantError):
+        if better != text and _parsed(better).id:
+            return f" Did you mean {better}?"
+    return ""
+
+
 def parse_axes(text: str) -> Variant:
     """The variant an id spells, valid or not: what `explain` needs to say why a combination is refused.
 
-    Raises: VariantError if the text is no id, or is not the one spelling of its variant.
+    Raises: VariantError if the text is no id, or is not the one spelling of its variant; it names the id that is meant.
     """
+    try:
+        return _parsed(text)
+    except VariantError as error:
+        raise VariantError(f"{error}{_did_you_mean(text)}") from None
+
+
+def _parsed(text: str) -> Variant:
+    """`parse_axes` without a suggestion."""
     example = "an id looks like fwd-sm90a-bf16-hd128-causal"
     fields = text.split("-")
     if len(fields) < 4:
-        raise VariantError(f"{text!r} is no variant id: op, arch, dtype and head_dim are needed; {example}.")
+        raise VariantError(f"{text!r} is not a variant id: it needs op, arch, dtype and head_dim; {example}.")
     head_dims = _parse_head_dims(fields[3])
     if head_dims is None:
-        raise VariantError(f"{text!r}: field {fields[3]!r} is no head_dim such as hd128 or hd192x128; {example}.")
+        raise VariantError(f"{text!r}: field {fields[3]!r} is not a head_dim such as hd128 or hd192x128; {example}.")
     axes: dict[str, Any] = {}
     for field in fields[4:]:
         axis, value = ("mask", field) if field in AXES["mask"] else _SPELLED.get(field, (None, None))
@@ -189,5 +251,5 @@ def parse_axes(text: str) -> Variant:
     if unknown:
         raise VariantError(f"{text!r}: {'; '.join(unknown)}.")
     if variant.id != text:
-        raise VariantError(f"{text!r} is not how this variant is spelled. Write {variant.id!r}.")
+        raise VariantError(f"{text!r} is not the spelling of this variant. Write {variant.id!r}.")
     return variant

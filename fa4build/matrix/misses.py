@@ -133,6 +133,10 @@ def spec_text(plan: MissPlan, origin: str) -> str:
     Raises: NothingSelectedError if nothing of it can be built.
     """
     comments = [f"# not built: {miss}: {reason}" for miss, reason in plan.hopeless]
+    if not (plan.buildable or plan.hopeless):
+        raise NothingSelectedError(
+            f"{origin}: holds no misses. FA4_KERNELS_RECORD={origin} records a line for each call without a kernel."
+        )
     if not plan.buildable:
         raise NothingSelectedError(
             f"{origin}: none of these {len(plan.hopeless)} misses can be built:\n" + "\n".join(comments)

@@ -70,8 +70,10 @@ class Plan:
         """The specification that selects them. Raises: NothingSelectedError if there are none."""
         names = ", ".join(model.name for model in self.models)
         if not self.planned:
-            reasons = "; ".join(map(str, self.unserved)) or "there is no attention in it"
-            raise NothingSelectedError(f"{names}: no kernel can be planned: {reasons}.")
+            reasons = "; ".join(map(str, self.unserved)) or "the model has no attention"
+            raise NothingSelectedError(
+                f"{names}: no kernel can be planned: {reasons}. `fa4build list --grid` shows what exists."
+            )
         return Spec(path=f"plan of {names}", select=self.ids, exclude=(), blocks=())
 
 
@@ -84,7 +86,7 @@ def plan_of_files(paths: Iterable[str], gpus: Iterable[str], use: Use) -> Plan:
     """
     gpus = tuple(gpus)
     if not gpus:
-        raise VariantError("for which GPU? --gpu H200, B200, ... or a target, sm90.")
+        raise VariantError("no GPU was given. Add --gpu H200, --gpu B200, ... or a target, --gpu sm90.")
     try:
         return plan_of([read_model(path) for path in paths], [gpu_named(name) for name in gpus], checked_use(use))
     except InputError as error:
@@ -163,9 +165,8 @@ def _unknown_head_dim(problem: Problem) -> str:
     if not wide_enough:
         return f"no kernel has {asked}; there are {known}"
     padded = spell_head_dims(min(wide_enough, key=sum))
-    return (
-        f"no kernel has {asked}; there are {known} (q, k, v padded with zeros to {padded} give the same, at its cost)"
-    )
+    advice = f"pad q, k, v with zeros to {padded} and pass softmax_scale: the same result, at the cost of {padded}"
+    return f"no kernel has {asked}; there are {known} ({advice})"
 
 
 # --- as a specification -----------------------------------------------------------------------------------------------

@@ -10,26 +10,26 @@
     head_dim = [64, 128, "192x128"]
 
 In a block, arch, dtype, head_dim or mask left out stands for every value; any other axis left out, for its default.
-This module knows the file's form; what a block selects is decided in `variants.py`.
+This module knows the file's form, whose schema is made from the axes; what a block selects is decided in `variants.py`.
 """
 
 from __future__ import annotations
 
-import json
+import difflib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa4build.errors import VariantError
-from fa4build.matrix.arch import arch_named
+from fa4build.matrix.arch import ARCHES, arch_named
+from fa4build.matrix.axes import AXES, spell_head_dims
 
 if TYPE_CHECKING:
     import jsonschema
 
 EDITION = 1
-SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "spec.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,50 @@ class Spec:
     blocks: tuple[Block, ...]
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of a specification, made from the axes: a new axis or value needs no edit here."""
+    block = {"type": "object", "required": ["op"], "additionalProperties": False, "properties": _axis_schemas()}
+    properties = {
+        "edition": {"type": "integer", "const": EDITION},
+        "select": _GLOBS,
+        "exclude": _GLOBS,
+        "matrix": {"type": "array", "minItems": 1, "items": block},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"fa4build matrix specification, edition {EDITION}",
+        "type": "object",
+        "required": ["edition"],
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+_LIST = {"type": "array", "minItems": 1, "uniqueItems": True}
+_GLOBS = _LIST | {"items": {"type": "string", "minLength": 1}}
+
+
+def _axis_schemas() -> dict[str, Any]:
+    """A list of each axis's values, as files spell them."""
+    found: dict[str, Any] = {}
+    for axis, values in AXES.items():
+        name, items = _spelled(axis, values)
+        found[name] = _LIST | {"items": items}
+    return found
+
+
+def _spelled(axis: str, values: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    """How a file names an axis, and what may stand there."""
+    if axis == "head_dims":
+        spelled = [spell_head_dims(dims).removeprefix("hd") for dims in values]
+        return "head_dim", {"enum": [int(text) if text.isdecimal() else text for text in spelled]}
+    if axis == "arch":
+        return axis, {"enum": [name for arch in ARCHES for name in (arch.name, *arch.aliases)]}
+    if values == (False, True):
+        return axis, {"type": "boolean"}
+    return axis, {"enum": list(values)}
+
+
 def read_spec(path: Path | str) -> Spec:
     """The specification in this file.
 
@@ -65,7 +109,7 @@ def parse_spec(text: str, *, path: str) -> Spec:
     blocks = tuple(_block(f"matrix[{i}]", block) for i, block in enumerate(document.get("matrix", ())))
     select = tuple(document.get("select", ()))
     if not select and not blocks:
-        raise VariantError(f"{path}: selects nothing. Give `select` or a [[matrix]] block.")
+        raise VariantError(f"{path}: selects nothing. Add `select` or a [[matrix]] block.")
     return Spec(path=path, select=select, exclude=tuple(document.get("exclude", ())), blocks=blocks)
 
 
@@ -85,7 +129,9 @@ def _parse_toml(text: str, path: str) -> dict:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise VariantError(f"{path}: is no TOML: {error}.") from error
+        raise VariantError(
+            f"{path}: is not valid TOML: {error}. docs/guide/build-a-matrix.md shows an example."
+        ) from error
 
 
 def _check(document: dict, path: str) -> None:
@@ -94,8 +140,7 @@ def _check(document: dict, path: str) -> None:
     edition = document.get("edition")
     if type(edition) is int and edition > EDITION:
         raise VariantError(f"{path}: edition {edition} is newer than this fa4build reads ({EDITION}). Update fa4build.")
-    schema = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
-    errors = sorted(jsonschema.Draft202012Validator(schema).iter_errors(document), key=lambda error: error.json_path)
+    errors = sorted(jsonschema.Draft202012Validator(schema()).iter_errors(document), key=lambda error: error.json_path)
     if errors:
         lines = "; ".join(_describe(error) for error in errors)
         raise VariantError(f"{path}: {lines}.")
@@ -103,10 +148,24 @@ def _check(document: dict, path: str) -> None:
 
 def _describe(error: jsonschema.ValidationError) -> str:
     place = error.json_path.removeprefix("$").removeprefix(".")
-    message = f"{place}: {error.message}" if place else error.message
+    return f"{place}: {_in_words(error)}" if place else _in_words(error)
+
+
+def _in_words(error: jsonschema.ValidationError) -> str:
+    """What is wrong, and what is allowed."""
+    if error.validator == "required":
+        return f"the key {error.message.split(' ', 1)[0]} is missing"
     if error.validator == "additionalProperties":
-        message += f"; allowed: {', '.join(error.schema['properties'])}"
-    return message
+        known = list(error.schema["properties"])
+        unknown = sorted(set(error.instance) - set(known))
+        near = [close for name in unknown for close in difflib.get_close_matches(name, known, n=1)]
+        meant = f". Did you mean {' and '.join(near)}?" if near else ""
+        return f"unknown: {', '.join(unknown)}; allowed: {', '.join(known)}{meant}"
+    if error.validator == "type" and error.json_path == "$.matrix":
+        return "is one table; write [[matrix]] instead of [matrix]"
+    if error.validator == "type" and isinstance(error.instance, str | int) and error.schema.get("type") == "array":
+        return f"{error.instance!r} must be a list: [{error.instance!r}]"
+    return error.message
 
 
 def _head_dims(value: int | str) -> tuple[int, int]:

@@ -325,8 +325,18 @@ _SM90_SPLIT_TILES = {(64, 64): (128, 6), (96, 96): (128, 4), (128, 128): (128, 3
 _SM90_SPLIT_TILES |= {(256, 256): (64, 3)}  # head_dims -> (tile_n, kv_stages)
 
 
+def _no_row(variant: Variant, table: str) -> VariantError:
+    """What is missing where a value was added to an axis and no tuning."""
+    return VariantError(
+        f"{variant.id}: {table} in fa4build/matrix/tuning.py has no row for {spell_head_dims(variant.head_dims)} and "
+        f"mask {variant.mask}. Add one; docs/guide/add-a-value.md shows how."
+    )
+
+
 def _sm90_row(variant: Variant) -> _Sm90Row:
     if variant.split:
+        if variant.head_dims not in _SM90_SPLIT_TILES:
+            raise _no_row(variant, "_SM90_SPLIT_TILES")
         tile_n, kv_stages = _SM90_SPLIT_TILES[variant.head_dims]
         return _Sm90Row(
             head_dims=variant.head_dims,
@@ -338,7 +348,10 @@ def _sm90_row(variant: Variant) -> _Sm90Row:
             ping_pong=False,
             source=_SM90_SPLIT_SOURCE,
         )
-    row = next(row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
+    rows = (row for row in _SM90_FORWARD if row.head_dims == variant.head_dims and variant.mask in row.masks)
+    row = next(rows, None)
+    if row is None:
+        raise _no_row(variant, "_SM90_FORWARD")
     if variant.layout == "dense":
         return row
     is_tight = variant.softcap or (variant.layout, variant.head_dim) == ("paged", 96)

@@ -23,7 +23,7 @@ def why_unwritten(variant: Variant) -> str:
                 return f"no {variant.op} kernel of {variant.arch} has {first}" + (
                     f" with {' and '.join(others)}" if others else ""
                 )
-    return f"no kernel is written for {variant.id}"
+    return f"no kernel implements {variant.id}"
 
 
 def _values(variant: Variant) -> list[tuple[str, object, str]]:
@@ -46,4 +46,4 @@ def summary_of(left_out: Iterable[Variant], num_named: int) -> str:
     total = reasons.total()
     said = [f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in reasons.most_common(_MOST_NAMED)]
     rest = f"; and {len(reasons) - _MOST_NAMED} more reasons" if len(reasons) > _MOST_NAMED else ""
-    return f"left out {total} of {num_named + total} that match and have no kernel: {'; '.join(said)}{rest}"
+    return f"skipped {total} of {num_named + total} matching variants, which have no kernel: {'; '.join(said)}{rest}"

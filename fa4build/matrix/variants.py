@@ -9,7 +9,7 @@ import difflib
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from fa4build.matrix.axes import (
     OPS,
     OPTIONAL_AXES,
     Variant,
+    meant,
     parse_axes,
     spell_head_dims,
     unknown_values,
@@ -78,22 +79,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="two-cta-needs-blackwell",
         refuses=lambda v: _two_cta(v) and v.arch == "sm90a",
-        reason="matrix instructions shared by two thread blocks need sm100a or sm103a",
+        reason="2-CTA MMA (cta_group::2) needs sm100a or sm103a",
     ),
     Rule(
         name="two-cta-forward-masks",
         refuses=_two_cta_forward_needs_full_mask,
-        reason="a 2cta forward takes mask full with head_dim 128 or (192, 128), or any mask with head_dim 256",
+        reason="a 2cta forward exists for mask full with head_dim 128 or (192, 128), or any mask with head_dim 256",
     ),
     Rule(
         name="two-cta-and-split",
         refuses=lambda v: _two_cta(v) and v.split,
-        reason="split keys leave too few query rows for a pair of thread blocks; choose split or 2cta",
+        reason="split-KV leaves too few query rows for 2 CTAs; choose split or 2cta",
     ),
     Rule(
         name="two-cta-forward-dense-queries",
         refuses=lambda v: v.op == "fwd" and _two_cta(v) and v.layout in VARLEN_QUERY_LAYOUTS and v.head_dim != 256,
-        reason="a 2cta forward over packed queries would pair rows of different sequences, except at head_dim 256",
+        reason="a 2cta forward over varlen queries would pair rows of different sequences, except at head_dim 256",
     ),
     Rule(
         name="two-cta-backward-head-dims",
@@ -104,7 +105,7 @@ RULES: tuple[Rule, ...] = (
         # One block's accumulators: S 128 + dP 128 + dK head_dim + dV head_dim_v columns, of 512.
         name="wide-backward-needs-two-cta",
         refuses=lambda v: v.op == "bwd" and v.arch != "sm90a" and v.head_dim > 128 and not _two_cta(v),
-        reason="with head_dim over 128 the accumulators do not fit the tensor memory of one thread block; choose 2cta",
+        reason="with head_dim over 128 the accumulators do not fit the tensor memory of one CTA; choose 2cta",
     ),
     Rule(
         name="paged-is-forward-only",
@@ -114,12 +115,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="split-needs-packed-keys",
         refuses=lambda v: v.op == "fwd" and v.split and v.layout == "dense",
-        reason="dense keys are split as packed ones, which is a view of them; choose varlen or paged",
+        reason="split-KV treats a dense KV sequence as varlen, which is a view of it; choose varlen or paged",
     ),
     Rule(
         name="sink-after-split",
         refuses=lambda v: v.op == "fwd" and v.split and v.sink,
-        reason="a sink joins the sum once, where splits are merged; choose sink of fwd_combine",
+        reason="the attention sink is added once, where the splits are merged; use fwd_combine with sink",
     ),
 )
 
@@ -132,7 +133,7 @@ def _idle_axes(variant: Variant) -> Iterator[str]:
     for axis in OPTIONAL_AXES:
         value, canonical = getattr(variant, axis), AXES[axis][0]
         if axis not in op.axes and value != canonical:
-            yield f"{axis} means nothing to {variant.op}; leave it {canonical!r}"
+            yield f"{variant.op} has no axis {axis}; leave it {canonical!r}"
 
 
 def refusals(variant: Variant) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ def _forward(template: str, arches: tuple[str, ...], **axes: tuple) -> Kernel:
 
 
 def _backward(template: str, arches: tuple[str, ...], head_dims: tuple[tuple[int, int], ...], cta_group: int) -> Kernel:
-    """A row of backward kernels: every mask, dense and packed, deterministic and not, with a soft cap and without."""
+    """A row of backward kernels: every mask, dense and packed, deterministic and not, with softcap and without."""
     axes = {
         "op": ("bwd",),
         "arch": arches,
@@ -336,12 +337,12 @@ ON_REQUEST: tuple[Rule, ...] = (
     Rule(
         name="softcap-as-models-have-it",
         refuses=lambda v: v.softcap and (v.dtype == "fp16" or v.head_dims not in ((128, 128), (256, 256))),
-        reason="the default matrix has a soft cap for head_dim 128 and 256 in bf16 only",
+        reason="the default matrix has softcap for head_dim 128 and 256 in bf16 only",
     ),
     Rule(
         name="wide-softcap-on-blackwell",
         refuses=lambda v: v.softcap and v.arch != "sm90a" and v.head_dim == 256,
-        reason="the default matrix for Blackwell has no soft cap with head_dim 256",
+        reason="the default matrix for Blackwell has no softcap with head_dim 256",
     ),
     Rule(
         name="sink-as-models-have-it",
@@ -351,7 +352,7 @@ ON_REQUEST: tuple[Rule, ...] = (
     Rule(
         name="one-extra-at-a-time",
         refuses=lambda v: v.softcap and (v.sink or v.deterministic),
-        reason="the default matrix has no soft cap together with a sink or with deterministic gradients",
+        reason="the default matrix has no softcap together with a sink or with deterministic gradients",
     ),
 )
 
@@ -373,7 +374,7 @@ def default_variants() -> tuple[Variant, ...]:
 
 def use_rule(variant: Variant) -> dict[str, str]:
     """The axis `when` (docs/formats.md section 5) of a kernel that others stand in for, or nothing."""
-    # A pair of thread blocks takes 512 query rows at once; with 256 or fewer one of them would be idle.
+    # Two CTAs take 512 query rows at once; with 256 or fewer one of them would be idle.
     has_one_cta_twin = variant.op == "fwd" and variant.cta_group == 2 and variant.head_dim != 256
     return {"when": "seqlen_q > 256"} if has_one_cta_twin else {}
 
@@ -450,7 +451,7 @@ def _default_matrix(valid: tuple[Variant, ...], arches: set[str]) -> tuple[Varia
     if not default:
         names = ", ".join(sorted(arches))
         raise NothingSelectedError(
-            f"no kernel is written for {names} yet ({len(valid)} valid variants). `fa4build list` shows what is."
+            f"no kernel is implemented for {names} yet ({len(valid)} valid variants). `fa4build list` shows more."
         )
     return default
 
@@ -459,7 +460,7 @@ def _unwritten(named: tuple[Variant, ...]) -> NothingSelectedError:
     shown = ", ".join(variant.id for variant in named[:5]) + (", ..." if len(named) > 5 else "")
     return NothingSelectedError(
         f"{len(named)} of {len(named)} selected variants have no kernel yet: {shown}. "
-        "Choose others; `fa4build list` shows which are written."
+        "Choose other variants; `fa4build list` shows which are implemented."
     )
 
 
@@ -479,19 +480,27 @@ def _named_by_globs(globs: tuple[str, ...], among: tuple[Variant, ...]) -> tuple
     for glob in globs:
         matched = list(filter(_matcher((glob,)), ids))
         if not matched:
-            raise _no_match(glob, tuple(ids))
+            raise no_match(glob, tuple(ids))
         _require_written(glob, ids[matched[0]])
         wanted.update(matched)
     return tuple(variant for name, variant in ids.items() if name in wanted)
 
 
-def _no_match(glob: str, ids: tuple[str, ...]) -> NothingSelectedError:
+def no_match(glob: str, ids: Sequence[str]) -> NothingSelectedError:
+    """Why an id or a pattern selects none of these ids, with what is probably meant.
+
+    Raises: VariantError for a single id that is no id, or is refused.
+    """
     if not set(glob) & set("*?["):
         # A single id: say why it cannot be, rather than what is near.
         parse_variant(glob)
-        return NothingSelectedError(f"{glob!r} is valid, but the rest of the selection leaves it out.")
-    nearest = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", glob), ids, n=3, cutoff=0)
-    return NothingSelectedError(f"{glob!r} matches no variant. Nearest: {', '.join(nearest)}.")
+        return NothingSelectedError(f"{glob!r} is valid, but the other selection options exclude it.")
+    better = meant(glob)
+    if better != glob and any(map(_matcher((better,)), ids)):
+        return NothingSelectedError(f"{glob!r} matches no variant. Did you mean {better!r}?")
+    nearest = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", glob), ids, n=3, cutoff=0.6)
+    near = f"Nearest: {', '.join(nearest)}." if nearest else "`fa4build list --grid` shows what exists."
+    return NothingSelectedError(f"{glob!r} matches no variant. {near}")
 
 
 def _named_by_spec(spec: Spec, among: tuple[Variant, ...]) -> tuple[Variant, ...]:
@@ -501,13 +510,13 @@ def _named_by_spec(spec: Spec, among: tuple[Variant, ...]) -> tuple[Variant, ...
     excluded = _matcher(spec.exclude) if spec.exclude else lambda _: None
     named = tuple(variant for variant in among if variant in wanted and not excluded(variant.id))
     if not named:
-        raise NothingSelectedError(f"{spec.path}: `exclude` takes away everything that was selected.")
+        raise NothingSelectedError(f"{spec.path}: `exclude` removes everything that was selected.")
     from fa4build.matrix.problems import lacking_helpers
 
     for variant, helper in lacking_helpers(named):
         if excluded(helper.id):
             raise NothingSelectedError(
-                f"{spec.path}: `exclude` takes away {helper.id}, without which {variant.id} cannot be called. "
+                f"{spec.path}: `exclude` removes {helper.id}, which {variant.id} is launched with. "
                 "Exclude both or neither."
             )
     return named
@@ -521,7 +530,7 @@ def _named_by_block(spec: Spec, block: Block, among: tuple[Variant, ...]) -> tup
     if not named:
         raise NothingSelectedError(
             f"{spec.path}: {block.place}: no combination of the listed values is valid and within the selection. "
-            "`fa4build list` gives the reason for every refusal."
+            "`fa4build list --unsupported` gives the reasons."
         )
     written = tuple(filter(kernel_written, named))
     if not written:
@@ -531,6 +540,6 @@ def _named_by_block(spec: Spec, block: Block, among: tuple[Variant, ...]) -> tup
         if missing:
             raise NothingSelectedError(
                 f"{spec.path}: {block.place}: no selected variant has {axis} {min(missing)!r}. "
-                "Take it out, or widen the other axes; `fa4build list` gives the reason for every refusal."
+                "Remove it, or list more values of the other axes; `fa4build list --unsupported` gives the reasons."
             )
     return named

@@ -1,7 +1,7 @@
 """Reads what the report shows into frozen values. Nothing is computed here that another part could have recorded."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from fa4build.matrix.axes import Variant
 from fa4build.matrix.variants import refused_variants, valid_variants, variant_axes, written_variants
 from fa4build.pipeline import find_cached
 from fa4build.report.benchmarks import Benchmark, Comparison, read_benchmarks, read_comparisons
+from fa4build.report.elsewhere import levels_elsewhere
+from fa4build.report.ratios import Ratio, ratios
 from fa4build.report.timelines import Timeline, read_timelines
 from fa4build.shipping.pack import read_pack
 from fa4build.store.cache import Cache, CacheEntry
 from fa4build.store.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for, subject_of
 
-STATES = ("compiled", "outdated", "written", "planned")
+STATES = ("compiled", "outdated", "implemented", "planned")
 """Of a valid variant: compiled as it would be now; compiled from other sources; has a kernel; has none yet."""
 
 
@@ -32,6 +34,7 @@ class VariantRow:
         evidence: of its compiled cubin; no level for one that is not compiled.
         facts: registers, spill_bytes, shared_bytes, ... of the compile; empty without one.
         sizes: bytes of cubin, plan, ptx, log; empty without a compile.
+        elsewhere: level that a committed record has for this id, where it is not compiled here; or empty.
     """
 
     id: str
@@ -42,6 +45,7 @@ class VariantRow:
     evidence: Evidence
     facts: Mapping[str, Any]
     sizes: Mapping[str, int]
+    elsewhere: str = ""
 
     @property
     def level(self) -> str:
@@ -56,16 +60,18 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of one op on one target there is: valid combinations; of them written, compiled, proven at least so."""
+    """How much of one op on one target there is: valid combinations; of them implemented, compiled, verified at least
+    to a level. elsewhere: not compiled here, with a committed record."""
 
     arch: str
     op: str
     valid: int
-    written: int
+    implemented: int
     compiled: int
     static: int
     simulated: int
     silicon: int
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,8 @@ class PackRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """All that the page shows. `toolchain`: versions the compiled variants were made with, read from their entries."""
+    """All that the page shows. `toolchain`: versions the compiled variants were made with, read from their entries.
+    `commit`: of this fa4build, or empty. `about`: which kernels, in words."""
 
     version: str
     toolchain: Mapping[str, str]
@@ -92,6 +99,13 @@ class ReportData:
     benchmarks: tuple[Benchmark, ...]
     comparisons: tuple[Comparison, ...]
     timelines: tuple[Timeline, ...]
+    commit: str = ""
+    about: str = "every implemented kernel"
+
+    @property
+    def ratios(self) -> tuple[Ratio, ...]:
+        """Ours against the best of the others, slowest first."""
+        return ratios(self.benchmarks)
 
     def compiled(self) -> tuple[VariantRow, ...]:
         """Variants with a cubin, also outdated ones."""
@@ -99,12 +113,13 @@ class ReportData:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; timelines by name only, their drawings are for people."""
-        document = {name: getattr(self, name) for name in ("version", "toolchain", "refused")}
+        document = {name: getattr(self, name) for name in ("version", "commit", "about", "toolchain", "refused")}
         document["coverage"] = [dataclasses.asdict(row) for row in self.coverage]
         document["variants"] = [_row_document(row) for row in self.variants]
         document["packs"] = [dataclasses.asdict(row) for row in self.packs]
         document["benchmarks"] = [dataclasses.asdict(row) for row in self.benchmarks]
         document["comparisons"] = [dataclasses.asdict(row) for row in self.comparisons]
+        document["ratios"] = [dataclasses.asdict(row) for row in self.ratios]
         document["timelines"] = [timeline.name for timeline in self.timelines]
         return document
 
@@ -118,6 +133,9 @@ def collect(
     timelines: Sequence[Path] = (),
     kernels: Sequence[Any] | None = None,
     family: Family | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    commit: str = "",
+    about: str = "every implemented kernel",
 ) -> ReportData:
     """Read everything.
 
@@ -126,15 +144,23 @@ def collect(
         packs: wheels or packs of kernels. evidence_dirs: folders of committed records.
         benchmarks: JSON files with measurements; what holds none is passed over.
         timelines: folders of drawings, besides `timing` in the cache.
+        tell: gets a line before each step that takes long.
     Raises: WheelError or Fa4BuildError for a pack or record that is damaged.
     """
+    tell(f"reading the cache: {cache.root}")
     entries = cache.entries()
     family = family or family_named()
-    about = written_variants() if kernels is None else kernels
-    rows = tuple(_rows(cache, entries, committed_in(evidence_dirs), about, family))
+    kernels_shown = written_variants() if kernels is None else kernels
+    tell("reading evidence")
+    committed, elsewhere = committed_in(evidence_dirs), levels_elsewhere(evidence_dirs)
+    tell(f"looking up {len(kernels_shown)} kernels")
+    rows = tuple(_rows(cache, entries, committed, elsewhere, kernels_shown, family))
+    tell("reading packs and measurements")
     found = [row for row in map(_pack_row, sorted(packs)) if row is not None]
     return ReportData(
         version=__version__,
+        commit=commit,
+        about=about,
         toolchain=_toolchain_of(entries),
         refused=len(refused_variants()),
         coverage=tuple(_coverage(rows, valid_variants() if kernels is None else kernels)),
@@ -147,7 +173,12 @@ def collect(
 
 
 def _rows(
-    cache: Cache, entries: Sequence[CacheEntry], committed: Committed, kernels: Sequence[Any], family: Family
+    cache: Cache,
+    entries: Sequence[CacheEntry],
+    committed: Committed,
+    elsewhere: Mapping[str, str],
+    kernels: Sequence[Any],
+    family: Family,
 ) -> Iterable[VariantRow]:
     """A row for every kernel, in their order."""
     try:
@@ -157,8 +188,9 @@ def _rows(
     newest = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.last_use)}
     for kernel in kernels:
         entry = current.get(kernel.id)
-        state = "compiled" if entry is not None else "outdated" if kernel.id in newest else "written"
-        yield _row(kernel, state, entry or newest.get(kernel.id), cache.root, committed)
+        state = "compiled" if entry is not None else "outdated" if kernel.id in newest else "implemented"
+        row = _row(kernel, state, entry or newest.get(kernel.id), cache.root, committed)
+        yield row if state == "compiled" else dataclasses.replace(row, elsewhere=elsewhere.get(kernel.id, ""))
 
 
 def _row(kernel: Any, state: str, entry: CacheEntry | None, cache_root: Path, committed: Committed) -> VariantRow:
@@ -187,8 +219,9 @@ def _coverage(rows: Sequence[VariantRow], valid: Sequence[Any]) -> Iterable[Cove
             arch=arch,
             op=op,
             valid=sum((variant.arch, variant.op) == (arch, op) for variant in valid),
-            written=len(own),
+            implemented=len(own),
             compiled=len(current),
+            elsewhere=sum(bool(row.elsewhere) for row in own),
             **at_least,
         )
 
@@ -222,7 +255,7 @@ def _toolchain_of(entries: Iterable[CacheEntry]) -> dict[str, str]:
 
 
 def _row_document(row: VariantRow) -> dict[str, Any]:
-    document = {name: getattr(row, name) for name in ("id", "op", "arch", "state", "level")}
+    document = {name: getattr(row, name) for name in ("id", "op", "arch", "state", "level", "elsewhere")}
     return document | {
         "axes": dict(row.axes),
         "facts": dict(row.facts),

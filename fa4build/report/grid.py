@@ -1,14 +1,33 @@
-"""The coverage grids: for a target and op, what a kernel can do against head dimension, with how far each is proven."""
+"""The coverage grids: for a target and op, what a kernel can do against head dim, and how far each is verified."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fa4build.report.collect import VariantRow
 
-STAGES = ("written", "outdated", "compiled", "static", "simulated", "silicon")
-"""From least to most: has a kernel; compiled from other sources; compiled; and the three levels of proof."""
+STAGES = (
+    "implemented",
+    "outdated",
+    "simulated-elsewhere",
+    "silicon-elsewhere",
+    "compiled",
+    "static",
+    "simulated",
+    "silicon",
+)
+"""From least to most: has a kernel; compiled from other sources; not compiled here, with a committed record; compiled;
+and the three levels of tests."""
 
-SIGNS = {"written": "○", "outdated": "◌", "compiled": "●", "static": "S", "simulated": "M", "silicon": "G"}
+SIGNS = {
+    "implemented": "○",
+    "outdated": "◌",
+    "simulated-elsewhere": "m",
+    "silicon-elsewhere": "g",
+    "compiled": "●",
+    "static": "S",
+    "simulated": "M",
+    "silicon": "G",
+}
 """What a mark shows, so that it can be read without its colour."""
 
 # Axes beside layout that make a line of a grid, and how one says that they are on.
@@ -44,8 +63,10 @@ class Grid:
 
 
 def stage_of(row: VariantRow) -> str:
-    """How far a variant is. Proof of an outdated kernel does not count."""
-    return row.level if row.state == "compiled" and row.level != "none" else row.state
+    """How far a variant is. Evidence of an outdated kernel does not count; committed records do, as such."""
+    if row.state != "compiled":
+        return f"{row.elsewhere}-elsewhere" if row.elsewhere else row.state
+    return row.level if row.level != "none" else row.state
 
 
 def kind_of(row: VariantRow) -> str:
@@ -77,7 +98,7 @@ def _grid(title: str, rows: Sequence[VariantRow]) -> Grid:
         lines[kind_of(row)] = max(lines.get(kind_of(row), 0), dtypes.index(str(row.axes["dtype"])) + 1)
     return Grid(
         title=title,
-        columns=tuple(str(first) if first == second else f"{first}, {second}" for first, second in dims),
+        columns=tuple(str(first) if first == second else f"{first}x{second}" for first, second in dims),
         dtypes=dtypes,
         masks=masks,
         rows=tuple(

@@ -36,7 +36,7 @@ def _exp2_error() -> Plot:
     figure.set_layout_engine("constrained")
     return Plot(
         name="exp2-error",
-        title="Error of the emulated power of two",
+        title="Error of the polynomial exp2",
         caption="Over one period; it repeats. Degree 3, which the kernels use, stays far below bf16's rounding of P.",
         svg=to_svg(figure, "exp2-error"),
     )

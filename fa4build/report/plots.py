@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from fa4build.report.benchmarks import Benchmark, Comparison
 from fa4build.report.collect import ReportData, VariantRow
 from fa4build.report.grid import kind_of
+from fa4build.report.libraries import is_known, look_of
+from fa4build.report.ratios import unit_of
 from fa4build.report.style import INK, PAPER, SERIES, plotting, to_svg
 
 if TYPE_CHECKING:
@@ -113,25 +115,25 @@ def _registers(rows: Sequence[VariantRow]) -> Plot:
             ax.scatter(x, y, s=areas, color=SERIES[number], label=mask, alpha=0.8, linewidths=0)
         ax.set_xticks(range(len(dims)), dims)
         ax.set_ylim(0, 264)
-    panels[0][0].set_ylabel("registers a thread")
+    panels[0][0].set_ylabel("registers per thread")
     figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=4, loc="outside lower center")
     spilled = sum(bool(row.facts.get("spill_bytes")) for row in rows)
     return Plot(
         name="registers",
         title="Registers",
-        caption=f"A thread's registers at launch, by head dimension (two numbers: of q and k, of v) and mask. "
-        f"The larger a dot, the more kernels it stands for. {spilled} of {len(rows)} kernels spill.",
+        caption=f"Registers per thread at launch, by head dim and mask. "
+        f"A larger dot stands for more kernels. {spilled} of {len(rows)} kernels spill.",
         svg=to_svg(figure, "registers"),
     )
 
 
 def _dims(row: VariantRow) -> str:
     first, second = row.axes["head_dim"], row.axes["head_dim_v"]
-    return str(first) if first == second else f"{first},{second}"
+    return str(first) if first == second else f"{first}x{second}"
 
 
 def _dims_order(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return tuple(int(part) for part in text.split("x"))
 
 
 def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
@@ -170,8 +172,8 @@ def _instruction_mix(rows: Sequence[VariantRow]) -> Plot | None:
     return Plot(
         name="instruction-mix",
         title="Instruction mix",
-        caption="PTX statements by unit, counted in the text and not in execution: a tripwire, not a model of speed. "
-        "One kernel for each head dimension, causal and dense where there is such a one.",
+        caption="PTX statements by unit, counted in the text and not in execution; they do not model speed. "
+        "One kernel per head dim, dense and causal if there is one.",
         svg=to_svg(figure, "instruction-mix"),
     )
 
@@ -203,7 +205,7 @@ def _sizes(rows: Sequence[VariantRow]) -> Plot:
     return Plot(
         name="sizes",
         title="Sizes",
-        caption="Uncompressed size of what ships for a variant: mean, smallest and largest of a head dimension.",
+        caption="Uncompressed size of what ships for a variant: mean, minimum and maximum per head dim.",
         svg=to_svg(figure, "sizes"),
     )
 
@@ -236,7 +238,7 @@ def _compression(data: ReportData) -> Plot | None:
     return Plot(
         name="compression",
         title="Compression",
-        caption="Kernels of a pack lie in solid groups: what variants share is stored once.",
+        caption="The kernels of a pack are compressed in solid groups: what variants share is stored once.",
         svg=to_svg(figure, "compression"),
     )
 
@@ -253,11 +255,12 @@ def _benchmark(benchmark: Benchmark, number: int) -> Plot:
     figure = Figure(figsize=(WIDTH, 0.5 + 1.9 * lines))
     axes = figure.subplots(lines, columns, squeeze=False)
     names = list(dict.fromkeys(name for panel in benchmark.panels for name in panel.series))
+    unknown = tuple(name for name in names if not is_known(name))
     for ax, panel in zip(axes.flat, benchmark.panels, strict=False):
         for name, points in panel.series.items():
-            style = "-" if names.index(name) < len(SERIES) else "--"
+            look = look_of(name, unknown)
             x, y = zip(*points, strict=True)
-            ax.plot(x, y, style, marker="o", markersize=3, color=SERIES[names.index(name) % len(SERIES)], label=name)
+            ax.plot(x, y, look.style, marker="o", markersize=3, color=look.color, label=look.label)
         _seqlen_axis(ax, sorted({x for points in panel.series.values() for x, _ in points}))
         ax.set_title(panel.title, fontsize=8.5)
         ax.set_ylim(bottom=0)
@@ -267,7 +270,7 @@ def _benchmark(benchmark: Benchmark, number: int) -> Plot:
     for ax in figure.axes:
         handles.update(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     figure.legend(list(handles.values()), list(handles), ncols=4, loc="outside lower center")
-    figure.supylabel(_unit(benchmark.name), fontsize=8.5)
+    figure.supylabel(unit_of(benchmark.name), fontsize=8.5)
     figure.set_layout_engine("constrained")
     setting = ", ".join(f"{name} {value}" for name, value in benchmark.setting.items())
     name = f"benchmark-{number}"
@@ -287,13 +290,14 @@ def _comparison(comparison: Comparison, number: int) -> Plot:
         measured = [(i, case[name]) for i, case in enumerate(comparison.cases.values()) if name in case]
         places = [i + height * (index - (len(names) - 1) / 2) for i, _ in measured]
         cycles = [of_case for _, of_case in measured]
-        bars = ax.barh(places, cycles, height=0.9 * height, color=SERIES[index % len(SERIES)], label=name)
+        look = look_of(name, tuple(names))
+        bars = ax.barh(places, cycles, height=0.9 * height, color=look.color, label=look.label)
         ax.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
     ax.set_yticks(range(len(comparison.cases)), list(comparison.cases), fontsize=8)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.margins(x=0.1)
-    ax.set_xlabel("cycles a block of keys")
+    ax.set_xlabel("cycles per KV block")
     figure.legend(ncols=len(names), loc="outside lower center")
     name = f"timing-{number}"
     return Plot(
@@ -308,11 +312,3 @@ def _seqlen_axis(ax: "Axes", values: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(values, [f"{value // 1024}k" if value % 1024 == 0 else str(value) for value in values])
     ax.tick_params(axis="x", which="minor", length=0, labelbottom=False)
-
-
-def _unit(name: str) -> str:
-    """The unit a list's name ends with."""
-    for suffix, unit in (("tflops", "TFLOP/s"), ("_us", "microseconds"), ("_ms", "milliseconds"), ("cycles", "cycles")):
-        if name.endswith(suffix):
-            return unit
-    return name.replace("_", " ")

@@ -139,7 +139,7 @@ def _check_set(wheels: Sequence[IndexedWheel]) -> None:
     if repeated:
         raise BundleError(f"{', '.join(repeated)}: twice. A bundle holds each wheel once.")
     if not any(wheel.project.startswith(RUNTIME_NAME) for wheel in wheels):
-        raise BundleError(f"no wheel of {RUNTIME_NAME}. Build some: fa4build wheel.")
+        raise BundleError(f"no wheel of {RUNTIME_NAME}. Build it: fa4build wheel --arch sm90.")
     versions: dict[str, str] = {}
     for wheel in wheels:
         if versions.setdefault(wheel.project, wheel.version) != wheel.version:

@@ -94,10 +94,10 @@ def installed_form(paths: Iterable[Path], family: str = FAMILY) -> tuple[Pack, .
         try:
             packs.append(Pack(manifest=read_manifest(manifest_to_json(manifest).encode()), directory=path))
         except PackError as error:
-            raise CoverageError(f"{path}: the runtime of this fa4build refuses it: {error}.") from error
+            raise CoverageError(f"{path}: the runtime of this fa4build refuses it: {error}. Build it again.") from error
     if not packs:
         whose, option = ("our own kernels", "") if family == FAMILY else (f"family {family}", f" --family {family}")
-        raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel{option}.")
+        raise CoverageError(f"no pack of {whose} among these files. Build some: fa4build wheel --arch sm90{option}.")
     return tuple(packs)
 
 
@@ -117,7 +117,7 @@ def made_for(paths: Iterable[Path], family: str = FAMILY) -> frozenset[str] | No
             packs = json.loads(description.read_bytes())["packs"]
             found |= {str(kernel) for pack in packs if pack["family"] == family for kernel in pack["kernels"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise CoverageError(f"{description}: describes no bundle ({error!r}). Get the bundle again.") from error
+            raise CoverageError(f"{description}: describes no bundle ({error!r}). Copy the bundle again.") from error
     return frozenset(found)
 
 

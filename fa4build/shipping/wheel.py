@@ -448,6 +448,8 @@ def _runtime_metadata(version: str, extras: Mapping[str, tuple[str, ...]]) -> Me
         f"# {RUNTIME_NAME}\n\n"
         "FlashAttention-4 without a compiler: kernels are compiled ahead of time and shipped in packs, one per GPU "
         "target. Nothing is compiled, downloaded or written at run time.\n\n"
+        "No kernel for sm_100a or sm_103a has run on hardware so far. The metadata of a pack says which of its kernels "
+        "have, and which tests each has passed.\n\n"
         f"{lines}\n"
         "    from fa4_kernels import flash_attn_func\n"
     )

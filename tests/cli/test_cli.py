@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from fa4build import cli, errors
+from fa4build.cli.commit import commit_of
+from fa4build.cli.output import print_table, status
 from fa4build.compiling.compile import CompileOptions
 from fa4build.compiling.toolchain import current_toolchain
 from fa4build.matrix.axes import parse_axes
@@ -139,7 +141,7 @@ def test_help_names_every_exit_code(fa4build):
         for kind in vars(errors).values()
         if isinstance(kind, type) and kind.__module__ == errors.__name__
     }
-    text = re.search(r"Errors end with.*\.", fa4build("--help").out, re.DOTALL)
+    text = re.search(r"has its own exit code:.*\.", fa4build("--help").out, re.DOTALL)
 
     assert text is not None
     assert {int(number) for number in re.findall(r"\d+", text[0])} == kinds - {1}
@@ -164,6 +166,29 @@ def run_python(*arguments: str, **environment: str) -> tuple[subprocess.Complete
     )
     after = os.times()
     return done, after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def test_the_version_names_the_commit_where_there_is_one(fa4build, tmp_path):
+    """Read from the files of a checkout, of a worktree and of packed references; a folder without any has none."""
+    head, name = "a" * 40, "refs/heads/main"
+    checkout, worktree = tmp_path / "checkout", tmp_path / "worktree"
+    (checkout / ".git" / "worktrees" / "w").mkdir(parents=True)
+    worktree.mkdir()
+    (checkout / ".git" / "HEAD").write_text(f"ref: {name}\n")
+    (checkout / ".git" / "packed-refs").write_text(f"# pack-refs with: peeled\n{head} {name}\n")
+    (worktree / ".git").write_text(f"gitdir: {checkout}/.git/worktrees/w\n")
+    (checkout / ".git" / "worktrees" / "w" / "HEAD").write_text(f"{'b' * 40}\n")
+    (checkout / ".git" / "worktrees" / "w" / "commondir").write_text("../..\n")
+
+    assert (commit_of(checkout), commit_of(worktree), commit_of(tmp_path)) == (head, "b" * 40, None)
+    assert re.fullmatch(r"fa4build \S+( \(commit [0-9a-f]{12}\))?\n", fa4build("--version").out)
+
+
+def test_python_m_fa4build_is_the_command():
+    """For where the script is not on the path."""
+    done, _ = run_python("-m", "fa4build", "--version")
+
+    assert done.stdout.startswith("fa4build ")
 
 
 def test_help_is_quick():
@@ -215,7 +240,14 @@ def test_a_matrix_that_is_cached_takes_a_second_where_the_yardstick_takes_half_a
     [
         pytest.param(["matrix", "--arch", "sm80"], 2, "arch 'sm80' is unknown. Allowed: sm90a", id="unknown arch"),
         pytest.param(["matrix", "--select", "fwd-sm90a-e4m3-hd128-full"], 2, "fp8 kernels exist for", id="refused"),
-        pytest.param(["matrix", "--select", "*hd77*"], 3, "matches no variant. Nearest:", id="nothing selected"),
+        pytest.param(
+            ["matrix", "--select", "*hd77*"], 3, "matches no variant. `fa4build list --grid`", id="nothing selected"
+        ),
+        pytest.param(["list", "--select", "fwd-sm90-*"], 3, "Did you mean 'fwd-sm90a-*'?", id="misspelled pattern"),
+        pytest.param(
+            ["explain", "fwd-sm90-bf16-hd64-ful"], 2, "Did you mean fwd-sm90a-bf16-hd64-full?", id="misspelled id"
+        ),
+        pytest.param(["wheel", "--sample"], 2, "--sample needs --dry-run", id="sample alone"),
         pytest.param(["matrix", "--select", "*-softcap-sink"], 3, "have no kernel yet", id="not written"),
         pytest.param(["matrix", "--assert-cached"], 11, "are not in the cache", id="not cached"),
         pytest.param(["wheel", "--arch", "sm90", "--assert-cached"], 11, "are not in the cache", id="wheel not cached"),
@@ -236,18 +268,40 @@ def test_a_matrix_that_is_cached_takes_a_second_where_the_yardstick_takes_half_a
         pytest.param(["coverage", "."], 13, "no pack of our own kernels", id="no pack"),
         pytest.param(["matrix", "--remote-cache-write"], 2, "needs --remote-cache", id="write without a remote"),
         pytest.param(["bundle", "out", "--arch", "sm90", "--assert-cached"], 11, "not in the cache", id="bundle"),
-        pytest.param(["frobnicate"], 2, "frobnicate", id="unknown command"),
+        pytest.param(["lst"], 2, "There is no command 'lst'. Did you mean list", id="unknown command"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["", "json"])
 def test_an_error_is_one_message_and_a_code_and_leaves_no_trace(fa4build, tmp_path, arguments, code, reason, as_json):
-    """On stderr, so that stdout stays empty, also with --json. No traceback."""
-    done = fa4build(*arguments, *(["--json"] if as_json and arguments != ["frobnicate"] else []))
+    """On stderr; stdout stays empty, and with --json is one document that says the same. No traceback."""
+    done = fa4build(*arguments, *(["--json"] if as_json else []))
 
-    assert (done.code, done.out) == (code, "")
+    assert done.code == code
     assert reason in done.err
     assert "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
+    if as_json:
+        document = json.loads(done.out)
+        assert (document["schema"], document["error"]["exit_code"]) == (1, code)
+        assert reason in document["error"]["message"]
+    else:
+        assert done.out == ""
+
+
+def test_with_json_an_error_lists_every_variant_that_is_missing(fa4build):
+    """The text names five; other programs get all of them."""
+    document = json.loads(fa4build("matrix", "--arch", "sm90", "--assert-cached", "--json").out)
+    ids = [variant.id for variant in default_variants() if variant.arch == "sm90a"]
+
+    assert document["error"]["kind"] == "NotCachedError"
+    assert document["error"]["ids"] == ids
+
+
+def test_the_advice_about_a_missing_kernel_builds_that_kernel_alone(fa4build):
+    """Not the whole matrix."""
+    done = fa4build("matrix", "--select", VARIANT_ID, "--assert-cached")
+
+    assert done.err.strip().endswith(f"Run: fa4build matrix --select {VARIANT_ID}")
 
 
 def test_variables_that_steer_the_compiler_are_an_error(fa4build, monkeypatch):
@@ -272,13 +326,26 @@ def test_ctrl_c_says_that_nothing_is_lost(fa4build, monkeypatch):
     assert "run the same command again" in done.err
 
 
-def test_a_cache_that_cannot_be_written_is_one_message(fa4build, tmp_path):
-    """Here a file lies where the directory should be."""
+@pytest.mark.parametrize(
+    ("arguments", "path", "advice"),
+    [
+        pytest.param(["matrix", "--cache-dir", "file/cache"], "file", "A part of the path is a file.", id="cache"),
+        pytest.param(["key", "new", "--out", "/proc/x"], "/proc/x", "Choose another path.", id="key"),
+        pytest.param(["cache", "export", "no/k.tar"], "no/k.tar", "mkdir -p no", id="export"),
+        pytest.param(["report", "--out", "no/r.html"], "no/r.html", "mkdir -p no", id="report"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_named_with_what_to_do(fa4build, tmp_path, arguments, path, advice):
+    """The path that was asked for, never a temporary name; with the code of files."""
     (tmp_path / "file").write_text("")
-    done = fa4build("matrix", "--arch", "sm90", "--cache-dir", str(tmp_path / "file" / "cache"), "--select", VARIANT_ID)
+    fill(tmp_path / "cache")
+    selected = ["--select", VARIANT_ID] if arguments[0] in ("matrix", "report") else []
+    done = fa4build(*arguments, *selected)
 
-    assert done.code == 1
-    assert "file" in done.err
+    assert done.code == errors.FileError.exit_code, done.err
+    assert path in done.err
+    assert advice in done.err
+    assert ".tmp" not in done.err
     assert "Traceback" not in done.err
 
 
@@ -322,17 +389,62 @@ def test_shards_take_turns(fa4build):
 
 
 def test_list_tells_the_state_of_every_variant(fa4build, tmp_path):
-    """Cached, written, built on request, planned; and refused ones with their reasons."""
+    """Cached, implemented, opt-in, planned; and unsupported ones with their reasons."""
     fill(tmp_path / "cache")
-    rows = json.loads(fa4build("list", "--select", "*-sm90a-bf16-hd128-causal*", "--all", "--json").out)
+    rows = json.loads(fa4build("list", "--select", "*-sm90a-bf16-hd128-causal*", "--all", "--json").out)["variants"]
     status = {row["id"]: row["status"] for row in rows}
-    refused = json.loads(fa4build("list", "--select", "fwd-sm90a-e4m3-hd128-full", "--refused", "--json").out)
+    refused = json.loads(fa4build("list", "--select", "fwd-sm90a-e4m3-hd128-full", "--unsupported", "--json").out)[
+        "variants"
+    ]
 
     assert status[VARIANT_ID] == "cached"
-    assert status["bwd-sm90a-bf16-hd128-causal"] == "written"
-    assert status["bwd-sm90a-bf16-hd128-causal-deterministic-softcap"] == "on request"
+    assert status["bwd-sm90a-bf16-hd128-causal"] == "implemented"
+    assert status["bwd-sm90a-bf16-hd128-causal-deterministic-softcap"] == "opt-in"
     assert status["fwd-sm90a-bf16-hd128-causal-softcap-sink"] == "planned"
     assert refused[0]["reasons"] == ["fp8 kernels exist for sm100a and sm103a only; choose bf16 or fp16 on sm90a"]
+
+
+def test_list_says_a_reason_once_and_ends_with_totals(fa4build):
+    """A number stands for a reason; the last line counts the states."""
+    lines = fa4build("list", "--select", "fwd-sm90a-*-softcap").out.splitlines()
+    reasons = [line for line in lines if line.startswith("[")]
+
+    assert len(reasons) == len(set(reasons)) == 1
+    assert any(line.endswith("[1]") for line in lines)
+    assert re.fullmatch(r"\d+ variants: \d+ implemented, \d+ opt-in", lines[-1])
+
+
+def test_list_shows_the_matrix_as_a_grid(fa4build, tmp_path):
+    """A row for each combination of features, a column for each head dim, a sign for each mask of each dtype."""
+    fill(tmp_path / "cache")
+    lines = fa4build("list", "--grid", "--select", "fwd-sm90a-bf16-*").out.splitlines()
+
+    assert lines[0].split() == ["fwd,", "sm90a", "64", "96", "128", "192x128", "256"]
+    assert re.split(r"  +", lines[1]) == ["dense", "ooo", "ooo", "o#o", "ooo", "ooo"]
+    assert lines[-2] == "# cached, o implemented, + opt-in, . planned"
+
+
+def test_in_a_terminal_tables_fit_and_in_a_pipe_nothing_is_cut(monkeypatch, capsys):
+    """Ids lose their middle, which is most alike."""
+    rows = [("fwd-sm90a-bf16-hd128-causal-varlen-split-softcap", "a" * 30)]
+    print_table(("variant", "key"), rows)
+    whole = capsys.readouterr().out
+    monkeypatch.setattr("fa4build.cli.output.width_of_terminal", lambda: 60)
+    print_table(("variant", "key"), rows)
+    cut = capsys.readouterr().out
+
+    assert rows[0][0] in whole
+    assert max(map(len, cut.splitlines())) <= 60
+    assert cut.splitlines()[1].startswith("fwd-sm90a-bf16")
+    assert "…" in cut
+
+
+def test_no_color_is_obeyed(monkeypatch):
+    """NO_COLOR, and colour only for words that have one."""
+    assert status("failed") == "\x1b[31mfailed\x1b[0m"
+    assert status("written") == "written"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert status("failed", 8) == "failed  "
 
 
 def test_explain_tells_what_was_compiled(fa4build, tmp_path):
@@ -343,11 +455,11 @@ def test_explain_tells_what_was_compiled(fa4build, tmp_path):
     text = fa4build("explain", VARIANT_ID).out
     refused = fa4build("explain", "fwd-sm90a-e4m3-hd128-full")
 
-    assert (before["status"], before["compiled"]) == ("written", None)
+    assert (before["status"], before["compiled"]) == ("implemented", None)
     assert (after["status"], after["compiled"]["key"], after["compiled"]["registers"]) == ("cached", key, 168)
     assert after["tuning"]["source"] in text
     assert "168 registers" in text
-    assert (refused.code, "refused: fp8 kernels exist" in refused.out) == (0, True)
+    assert (refused.code, "unsupported: fp8 kernels exist" in refused.out) == (0, True)
 
 
 def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_path):
@@ -356,6 +468,7 @@ def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_p
     packs = fa4build("wheel", "--select", VARIANT_ID, "--dry-run", "--no-runtime")
 
     assert json.loads(done.out) == {
+        "schema": 1,
         "out_dir": "dist",
         "wheels": [
             "fa4-kernels-sm90a",
@@ -376,7 +489,7 @@ def test_a_dry_run_of_wheel_names_the_wheels_and_what_is_missing(fa4build, tmp_p
         "missing": [VARIANT_ID],
     }
     assert packs.out.splitlines() == [
-        "would write fa4-kernels-sm90a into dist/: size unknown, told from 0 of 1 kernels",
+        "would write fa4-kernels-sm90a into dist/: size unknown, estimated from 0 of 1 kernels",
         f"would compile {VARIANT_ID}",
     ]
     assert list(tmp_path.iterdir()) == []
@@ -429,8 +542,8 @@ def test_inspect_shows_facts_and_parts(fa4build, tmp_path):
 def test_cache_commands_on_a_filled_cache(fa4build, tmp_path):
     """ls, info, verify, export, import and prune, one after another."""
     key = fill(tmp_path / "cache")
-    listed = json.loads(fa4build("cache", "ls", "--json").out)
-    one = json.loads(fa4build("cache", "info", key[:8], "--json").out)
+    listed = json.loads(fa4build("cache", "ls", "--json").out)["entries"]
+    one = json.loads(fa4build("cache", "info", key[:8], "--json").out)["entries"]
 
     assert [(entry["id"], entry["key"]) for entry in listed] == [(VARIANT_ID, key)]
     assert one[0]["inputs"]["source"]["variant"]["head_dim"] == 128
@@ -441,7 +554,7 @@ def test_cache_commands_on_a_filled_cache(fa4build, tmp_path):
     assert fa4build("cache", "import", "x.tar", "--cache-dir", "elsewhere").code == 0
     assert Cache(tmp_path / "elsewhere").entries() == Cache(tmp_path / "cache").entries()
     assert json.loads(fa4build("cache", "prune", "--max-size", "1B", "--json").out)["removed_entries"] == 1
-    assert json.loads(fa4build("cache", "ls", "--json").out) == []
+    assert json.loads(fa4build("cache", "ls", "--json").out)["entries"] == []
 
 
 def test_verify_fails_on_damage(fa4build, tmp_path):
@@ -479,7 +592,7 @@ def test_damage_found_on_the_way_is_a_warning(fa4build, tmp_path):
 def test_doctor_says_that_this_machine_can_build(fa4build, tmp_path):
     """Every check passes where these tests run, and nothing is left behind."""
     done = fa4build("doctor", "--json")
-    checks = {check["subject"]: check for check in json.loads(done.out)}
+    checks = {check["subject"]: check for check in json.loads(done.out)["checks"]}
 
     assert {name for name, check in checks.items() if check["status"] == "failed"} == set()
     assert done.code == 0

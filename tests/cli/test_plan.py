@@ -56,8 +56,8 @@ def test_a_plan_says_which_kernels_why_each_and_for_how_many_layers(fa4build):
     assert 0 == code
     assert "18 of 64/8 heads of 64, local window 127 left, sink; 8/1 a rank" in out
     assert IDS == [line.split()[0] for line in out.splitlines() if line.startswith("fwd")]
-    assert "18  decoding with split keys, pages: gpt-oss-120b" in out
-    assert "7 kernels for H200; none compiled yet; every layer is answered" in out
+    assert "18  decoding with split-KV, pages: gpt-oss-120b" in out
+    assert "7 kernels for H200; none compiled yet; every layer has a kernel" in out
     assert f"build: fa4build wheel --model {GPT_OSS} --model {QWEN} --gpu H200 --page-size 16 --tp 8" in out
 
 
@@ -68,7 +68,7 @@ def test_the_specification_of_a_plan_selects_the_plan(fa4build):
     assert 0 == code
     assert "serving.toml: 7 variants" in out
     assert set(IDS) == {variant.id for variant in expand_matrix(Selection(specs=(Path("serving.toml"),)))}
-    assert "# gpt-oss-120b: merges split keys (18 layers)" in Path("serving.toml").read_text()
+    assert "# gpt-oss-120b: merges KV splits (18 layers)" in Path("serving.toml").read_text()
     assert "serving.toml" == read_spec(Path("serving.toml")).path
     _, out, _ = fa4build("matrix", "--dry-run", "--model", GPT_OSS, "--model", QWEN, *SERVING)
     assert set(IDS) == listed(out.rpartition("\n7 variants")[0])
@@ -111,12 +111,12 @@ def test_what_has_no_kernel_is_named_with_its_layers(fa4build):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", GPT_OSS], "for which GPU? --gpu H200, B200"),
+        (["plan", GPT_OSS], "no GPU was given. Add --gpu H200"),
         (["plan", GPT_OSS, "--gpu", "A100"], "GPU 'A100' is unknown. Allowed: H200, "),
         (["plan", "gone.json", "--gpu", "H200"], "gone.json: cannot be read as a model's configuration"),
         (["plan", GPT_OSS, "--gpu", "H200", "--tp", "5"], "cannot be shared by 5 ranks"),
         (["plan", GPT_OSS, "--gpu", "H200", "--cache-dtype", "int4"], "cache dtype 'int4' is unknown"),
-        (["matrix", "--model", GPT_OSS, "--dry-run"], "for which GPU?"),
+        (["matrix", "--model", GPT_OSS, "--dry-run"], "no GPU was given."),
         (["list", "--gpu", "Voodoo"], "GPU 'Voodoo' is unknown"),
         (["list", "--family", "quack", "--model", QWEN, *SERVING], "--spec and --model describe variants of fa4"),
     ],
@@ -155,8 +155,9 @@ def test_a_pattern_takes_what_has_a_kernel_and_says_what_it_leaves_out(fa4build)
 
     assert 0 == code
     assert "fwd-sm90a-bf16-hd64-causal-paged-split-softcap" in listed(out)
-    assert "left out 1 of 5 that match and have no kernel: no fwd kernel of sm90a has softcap with sink" in err
-    assert "with fwd_combine-sm90a-bf16-hd64, fwd_combine-sm90a-bf16-hd64-sink, which they are launched with" in err
+    assert "skipped 1 of 5 matching variants, which have no kernel: no fwd kernel of sm90a has softcap with sink" in err
+    helpers = "fwd_combine-sm90a-bf16-hd64, fwd_combine-sm90a-bf16-hd64-sink"
+    assert f"with {helpers}, which the selected kernels are launched with" in err
     code, _, err = fa4build("matrix", "--select", "fwd-sm90a-bf16-hd64-causal-paged-softcap-sink", "--dry-run")
     assert errors.NothingSelectedError.exit_code == code
     assert "have no kernel yet: fwd-sm90a-bf16-hd64-causal-paged-softcap-sink" in err
@@ -170,7 +171,7 @@ def test_a_specification_that_excludes_a_helper_is_refused(fa4build):
     code, _, err = fa4build("matrix", "--spec", "s.toml", "--dry-run")
 
     assert errors.NothingSelectedError.exit_code == code
-    assert "s.toml: `exclude` takes away fwd_combine-sm90a-bf16-hd64, without which fwd-sm90a-bf16-hd64-causal" in err
+    assert "s.toml: `exclude` removes fwd_combine-sm90a-bf16-hd64, which fwd-sm90a-bf16-hd64-causal" in err
 
 
 def test_other_families_are_listed_and_reported(fa4build):
@@ -178,8 +179,8 @@ def test_other_families_are_listed_and_reported(fa4build):
     code, out, _ = fa4build("list", "--family", "quack", "--arch", "sm90", "--json")
 
     assert 0 == code
-    rows = json.loads(out)
-    assert {"written"} == {row["status"] for row in rows}
+    rows = json.loads(out)["variants"]
+    assert {"implemented"} == {row["status"] for row in rows}
     code, out, _ = fa4build("report", "--family", "quack", "--arch", "sm90", "--json", "--benchmarks", "none")
     assert 0 == code
     assert {row["id"] for row in rows} >= {row["id"] for row in json.loads(out)["variants"]} > set()
@@ -192,4 +193,4 @@ def test_a_report_is_about_what_is_selected(fa4build):
     assert 0 == code
     document = json.loads(out)
     assert {name for name in IDS if "hd64" in name} == {row["id"] for row in document["variants"]}
-    assert {("fwd", 3), ("fwd_combine", 1)} == {(row["op"], row["written"]) for row in document["coverage"]}
+    assert {("fwd", 3), ("fwd_combine", 1)} == {(row["op"], row["implemented"]) for row in document["coverage"]}

@@ -7,8 +7,9 @@ Capacities are those of the vendor's specification tables.
 import pytest
 
 from fa4build.errors import VariantError
-from fa4build.matrix.arch import ARCHES, arch_named, runs_on
+from fa4build.matrix.arch import ARCHES, GPUS, arch_named, runs_on
 from fa4build.runtime.fa4_kernels import abi
+from fa4build.runtime.fa4_kernels.models.gpus import GPUS as GPUS_OF_RUNTIME
 
 
 @pytest.mark.parametrize(
@@ -30,15 +31,35 @@ def test_a_target_is_found_by_name_and_alias(given, name, target, compute_capabi
     assert (name, target, compute_capability) == (arch.name, arch.target, arch.compute_capability)
 
 
-@pytest.mark.parametrize("name", ["sm80", "SM90", "90", "", "sm120a"])
+@pytest.mark.parametrize("name", ["sm80", "90", "", "sm120a"])
 def test_an_unknown_target_is_an_error_that_lists_what_is_allowed(name):
-    """Nothing is guessed: case and missing prefixes are errors too."""
+    """No target is guessed: sm80 and sm120a are other GPUs, not slips of ours."""
     with pytest.raises(VariantError) as caught:
         arch_named(name)
 
-    assert f"arch {name!r} is unknown. Allowed: sm90a (or sm90), sm100a (or sm100), sm103a (or sm103)." == str(
-        caught.value
-    )
+    allowed = "sm90a (or sm90), sm100a (or sm100), sm103a (or sm103), or a GPU such as H200 or B200."
+    assert f"arch {name!r} is unknown. Allowed: {allowed}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("SM90", "sm90a"), ("h200", "sm90a"), ("B200", "sm100a"), ("GB300", "sm103a")]
+)
+def test_case_does_not_count_and_a_product_stands_for_its_target(given, name):
+    """As people say it."""
+    assert name == arch_named(given).name
+
+
+def test_a_product_that_is_misspelled_is_suggested():
+    """Names of products are words; the numbers of targets are not."""
+    with pytest.raises(VariantError, match=r"Did you mean H200\?"):
+        arch_named("H2000")
+
+
+def test_the_builder_and_the_runtime_know_the_same_products():
+    """The runtime is shipped alone, so it has its own list."""
+    assert {gpu.name: gpu.target for gpu in GPUS_OF_RUNTIME} == {
+        gpu: arch_named(name).target for name, gpus in GPUS.items() for gpu in gpus
+    }
 
 
 def test_names_and_aliases_are_unambiguous():

@@ -124,8 +124,8 @@ def test_changing_one_character_of_an_id_never_gives_the_same_variant(data):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fwd", "'fwd' is no variant id: op, arch, dtype and head_dim are needed"),
-        ("fwd-sm90a-bf16-128-full", "field '128' is no head_dim such as hd128"),
+        ("fwd", "'fwd' is not a variant id: it needs op, arch, dtype and head_dim"),
+        ("fwd-sm90a-bf16-128-full", "field '128' is not a head_dim such as hd128"),
         ("fwd-sm90a-bf16-hd0128-full", "Write 'fwd-sm90a-bf16-hd128-full'"),
         ("fwd-sm90a-bf16-hd128x128-full", "Write 'fwd-sm90a-bf16-hd128-full'"),
         ("fwd-sm90a-bf16-hd128", "Write 'fwd-sm90a-bf16-hd128-full'"),
@@ -134,9 +134,9 @@ def test_changing_one_character_of_an_id_never_gives_the_same_variant(data):
         ("fwd-sm90a-bf16-hd128-full-3cta", "field '3cta' is unknown. Fields after head_dim: full, causal, local"),
         ("fwd-sm90-bf16-hd128-full", "arch 'sm90' is unknown; allowed: sm90a, sm100a, sm103a"),
         ("fwd-sm90a-fp32-hd128-full", "dtype 'fp32' is unknown; allowed: bf16, fp16, e4m3, e5m2"),
-        ("fwd-sm90a-bf16-hd80-full", "head_dims (80, 80) is unknown"),
-        ("fwd-sm90a-bf16-hd128-full-2cta", "is refused: matrix instructions shared by two thread blocks need sm100a"),
-        ("bwd_preprocess-sm90a-bf16-hd128-causal", "is refused: mask means nothing to bwd_preprocess"),
+        ("fwd-sm90a-bf16-hd80-full", "head_dim 80 is unknown"),
+        ("fwd-sm90a-bf16-hd128-full-2cta", "is refused: 2-CTA MMA (cta_group::2) needs sm100a"),
+        ("bwd_preprocess-sm90a-bf16-hd128-causal", "is refused: bwd_preprocess has no axis mask"),
         ("fwd-sm90a-bf16-hd192-full", "is refused: fwd is not built for hd192; allowed: hd64, hd96, hd128, hd192x128"),
     ],
 )
@@ -239,11 +239,11 @@ def test_one_step_inside_the_rules_is_valid(changes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"deterministic": True}, "deterministic means nothing to fwd; leave it False"),
-        ({"op": "bwd", "split": True}, "split means nothing to bwd; leave it False"),
-        ({"op": "bwd_postprocess", "mask": "causal"}, "mask means nothing to bwd_postprocess; leave it 'full'"),
-        ({"op": "fwd_combine", "layout": "paged"}, "layout means nothing to fwd_combine; leave it 'dense'"),
-        ({"op": "bwd_postprocess", "cta_group": 2, "arch": "sm100a"}, "cta_group means nothing to bwd_postprocess"),
+        ({"deterministic": True}, "fwd has no axis deterministic; leave it False"),
+        ({"op": "bwd", "split": True}, "bwd has no axis split; leave it False"),
+        ({"op": "bwd_postprocess", "mask": "causal"}, "bwd_postprocess has no axis mask; leave it 'full'"),
+        ({"op": "fwd_combine", "layout": "paged"}, "fwd_combine has no axis layout; leave it 'dense'"),
+        ({"op": "bwd_postprocess", "cta_group": 2, "arch": "sm100a"}, "bwd_postprocess has no axis cta_group"),
         ({"op": "fwd_combine", "head_dim": 192}, "fwd_combine is not built for hd192x128; allowed: hd64, hd96"),
         ({"mask": "diagonal"}, "mask 'diagonal' is unknown; allowed: full, causal, local"),
         ({"cta_group": 3}, "cta_group 3 is unknown; allowed: 1, 2"),
@@ -384,7 +384,7 @@ def test_why_a_variant_has_no_kernel_is_the_least_that_no_kernel_has():
 
     assert reasons == {name: why_unwritten(parse_variant(name)) for name in reasons}
     line = summary_of(map(parse_variant, reasons), 5)
-    assert line.startswith("left out 3 of 8 that match and have no kernel: no fwd kernel of sm")
+    assert line.startswith("skipped 3 of 8 matching variants, which have no kernel: no fwd kernel of sm")
 
 
 def test_a_single_unwritten_id_is_an_error_that_names_it(monkeypatch):
@@ -408,7 +408,9 @@ def test_a_glob_that_matches_nothing_lists_the_nearest_ids():
     with pytest.raises(NothingSelectedError) as caught:
         expand_matrix(Selection(globs=("fwd-sm90a-bf16-hd128-casual*",)))
 
-    assert "'fwd-sm90a-bf16-hd128-casual*' matches no variant. Nearest: " in str(caught.value)
+    assert "'fwd-sm90a-bf16-hd128-casual*' matches no variant. Did you mean 'fwd-sm90a-bf16-hd128-causal*'?" in str(
+        caught.value
+    )
     assert "fwd-sm90a-bf16-hd128-causal" in str(caught.value)
 
 
@@ -426,7 +428,7 @@ def test_a_refused_id_is_an_error_with_its_reason():
 
 def test_an_id_outside_the_chosen_arch_says_so():
     """Both parts are fine alone, together they select nothing."""
-    with pytest.raises(NothingSelectedError, match="is valid, but the rest of the selection leaves it out"):
+    with pytest.raises(NothingSelectedError, match="is valid, but the other selection options exclude it"):
         expand_matrix(Selection(arches=("sm100",), globs=("fwd-sm90a-bf16-hd128-full",)))
 
 

@@ -78,7 +78,7 @@ def test_every_kernel_is_named_with_its_evidence_and_a_gap_with_the_command(serv
     assert 1 == status
     assert "H200 (sm_90a), serving, pages of 16: NOT complete" in text
     assert " 18 prefill and decoding, pages: fwd-sm90a-bf16-hd64-local-paged-sink (none)" in text
-    assert " 18 merges split keys: no kernel for fwd_combine, dense, bf16, head_dim 64, mask full, sink" in text
+    assert " 18 merges KV splits: no kernel for fwd_combine, dense, bf16, head_dim 64, mask full, sink" in text
     assert (
         "missing: fwd-sm90a-bf16-hd64-causal-paged-sink, fwd-sm90a-bf16-hd64-causal-paged-split, fwd_combine-" in text
     )
@@ -124,7 +124,7 @@ def test_without_a_pack_the_gpu_must_be_named(serves, monkeypatch, capsys):
     """Which one would be a guess; a refused pack is told with its reason."""
     status, _, text = serves((), BOTH[0])
     assert 2 == status
-    assert "no pack is installed; name the GPU" in text
+    assert "no pack is installed. Give the GPU" in text
 
     monkeypatch.setattr(command, "installed_packs", lambda trust: (RefusedPack(name="old", reason="is of ABI 0"),))
     assert 1 == command.main(["serves", BOTH[0], "--gpu", "H200"])

@@ -149,7 +149,7 @@ def test_the_command_offers_every_group():
 def test_json_is_one_document_of_all_figures():
     """With name, published value, ours, tolerance, and whether it holds."""
     done = CliRunner().invoke(command, ["--group", "roofline", "--json"])
-    rows = json.loads(done.stdout)
+    rows = json.loads(done.stdout)["values"]
 
     assert 0 == done.exit_code
     assert all(row["holds"] for row in rows)
@@ -161,7 +161,7 @@ def test_the_table_shows_published_and_ours_side_by_side():
     done = CliRunner().invoke(command, ["--group", "roofline", "--notes"])
 
     assert re.search(r"backward 128 x 128 x 128, 2-CTA: shared +2688 cycles +2688 cycles +exact +ok", done.stdout)
-    assert re.search(r"28 figures, 0 outside their tolerance", done.stderr)
+    assert re.search(r"28 values, 0 outside their tolerance", done.stderr)
 
 
 def test_a_figure_outside_makes_the_command_fail(monkeypatch):

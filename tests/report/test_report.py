@@ -6,6 +6,7 @@ in words, never drawn empty. `--json` gives the same as data.
 """
 
 import base64
+import html
 import json
 import re
 import shutil
@@ -23,14 +24,19 @@ from fa4build.cases.acceptance_set import acceptance_cases
 from fa4build.cli.report import command
 from fa4build.compiling.compile import CompileOptions
 from fa4build.compiling.toolchain import current_toolchain
+from fa4build.errors import Fa4BuildError
 from fa4build.matrix.axes import parse_axes
 from fa4build.matrix.variants import valid_variants, variant_axes, written_variants
 from fa4build.pipeline import recipe_for
 from fa4build.report.benchmarks import Comparison, read_benchmarks
+from fa4build.report.changes import changes, read_earlier
 from fa4build.report.collect import ReportData, VariantRow, collect
+from fa4build.report.elsewhere import levels_elsewhere
 from fa4build.report.grid import SIGNS, STAGES, grids, kind_of, stage_of
+from fa4build.report.libraries import look_of
 from fa4build.report.page import STAGE_WORDS, render_page
 from fa4build.report.plots import build_plots, comparison_plots
+from fa4build.report.ratios import ratios
 from fa4build.report.style import SERIES
 from fa4build.report.timelines import inline_svg, read_timelines
 from fa4build.shipping.pack import build_pack, write_pack
@@ -128,7 +134,7 @@ def test_every_written_variant_has_a_row(data):
         (CAUSAL, "compiled", "simulated", "simulated"),
         (FULL, "compiled", "static", "static"),
         (WIDE, "outdated", "simulated", "outdated"),  # what was proven is not what would be shipped
-        ("fwd-sm90a-bf16-hd64-causal", "written", "none", "written"),
+        ("fwd-sm90a-bf16-hd64-causal", "implemented", "none", "implemented"),
     ],
 )
 def test_proof_counts_only_for_a_kernel_as_it_would_be_built_now(data, variant_id, state, level, stage):
@@ -272,6 +278,113 @@ def test_the_same_inputs_give_the_same_bytes(data, page):
     assert page == render_page(data)
 
 
+def test_what_is_slow_comes_first_as_a_ratio_to_the_best_library(data, page):
+    """Ours over the best of the others at each length, ascending; with names for people."""
+    found = [(row.problem, row.seqlen, round(row.ratio, 2), row.best_name) for row in data.ratios]
+
+    # 400/422, 550/555, 600.5/597
+    assert [
+        ("head_dim 128, causal", 1024, 0.95, "cuDNN"),
+        ("head_dim 128, full", 1024, 0.99, "cuDNN"),
+        ("head_dim 128, full", 4096, 1.01, "cuDNN"),
+    ] == found
+    section = page.partition('id="slow"')[2].partition("<h2")[0]
+    assert section.index("0.95") < section.index("0.99") < section.index("1.01")
+    assert "fa4_kernels" not in re.sub(r"<[^>]*>", "", page)
+
+
+def test_a_ratio_is_of_speeds_whatever_the_unit(tmp_path):
+    """Half the time is twice the speed. Deterministic and varlen runs are not compared with plain ones."""
+    rows = [{"seqlen": 64, "fa4_kernels": 5.0, "cudnn": 10.0, "fa4_kernels_packed": 1.0, "fa2": 20.0}]
+    (tmp_path / "a.json").write_text(json.dumps({"decode_us": rows}))
+    (row,) = ratios(read_benchmarks([tmp_path / "a.json"]))
+
+    assert (2.0, 10.0, "cuDNN") == (row.ratio, row.best, row.best_name)
+
+
+def test_a_library_has_one_colour_everywhere():
+    """Whatever else is drawn beside it; deterministic and varlen runs are dashed."""
+    looks = {name: look_of(name) for name in ("fa4_kernels", "ours", "fa4_kernels_deterministic", "upstream")}
+
+    assert looks["fa4_kernels"].color == looks["ours"].color == looks["fa4_kernels_deterministic"].color
+    assert looks["upstream"].color == look_of("flash_attn_4").color != looks["ours"].color
+    assert "--" == looks["fa4_kernels_deterministic"].style
+    assert "flash-attn-4" == looks["upstream"].label
+
+
+def earlier_of(data: ReportData) -> dict[str, object]:
+    """What `--json` would have printed."""
+    return json.loads(json.dumps(data.as_dict()))
+
+
+def test_nothing_changed_is_said(data):
+    """A report beside itself."""
+    assert () == changes(data, earlier_of(data))
+    assert "Nothing: the same kernels" in render_page(data, differences=())
+
+
+def test_what_changed_is_listed_with_the_worse_first(data):
+    """Registers, evidence, sizes, kernels that came or went, and ratios."""
+    earlier = earlier_of(data)
+    rows = {row["id"]: row for row in earlier["variants"]}
+    rows[CAUSAL]["facts"]["registers"] = 160
+    rows[FULL]["level"] = "silicon"
+    rows[FULL]["sizes"]["cubin"] *= 2
+    earlier["variants"].append({**rows[FULL], "id": "fwd-gone"})
+    earlier["ratios"][0]["ratio"] = 1.2
+    found = changes(data, earlier)
+
+    assert {
+        (CAUSAL, "registers", "160", "168", True),
+        (FULL, "evidence", "silicon", "static", True),
+        ("fwd-gone", "kernel", "there", "none", True),
+        ("forward, head_dim 128, causal, seqlen 1024", "ours / best other", "1.20", "0.95", True),
+    } == {(c.subject, c.what, c.before, c.after, c.is_worse) for c in found if c.is_worse}
+    assert [(FULL, "bytes of cubin")] == [(c.subject, c.what) for c in found if not c.is_worse]
+    assert "5 differences, 4 of them for the worse" in render_page(data, differences=found)
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", "{}"])
+def test_what_is_no_earlier_report_is_refused(tmp_path, text):
+    """With the file and the command that writes one."""
+    (tmp_path / "old.json").write_text(text)
+
+    with pytest.raises(Fa4BuildError, match=r"old\.json.*`fa4build report --json`"):
+        read_earlier(tmp_path / "old.json")
+
+
+def test_evidence_of_kernels_that_are_not_built_here_is_shown_as_such(tmp_path):
+    """From committed records, by id. A GPU's record counts only for the cubin that was simulated last."""
+    target = tmp_path / "sm90a"
+    target.mkdir()
+    kernels = {FULL: {"cubin_sha256": "1" * 64}, CAUSAL: {"cubin_sha256": "2" * 64}}
+    ran = [
+        {"id": FULL, "cubin_sha256": "1" * 64, "passed": True},
+        {"id": CAUSAL, "cubin_sha256": "9" * 64, "passed": True},
+    ]
+    (target / "simulated.json").write_text(json.dumps({"kernels": kernels}))
+    (target / "h200.json").write_text(json.dumps({"variants": ran}))
+
+    assert {FULL: "silicon", CAUSAL: "simulated"} == levels_elsewhere([tmp_path])
+
+
+def test_what_is_committed_is_shown_for_an_empty_cache(tmp_path):
+    """Of every target; compiled here is nothing."""
+    found = collect(Cache(tmp_path / "none"), evidence_dirs=[Path(__file__).resolve().parents[2] / "evidence"])
+    stages = Counter((row.arch, stage_of(row)) for row in found.variants)
+
+    assert stages["sm100a", "simulated-elsewhere"] > 300
+    assert stages["sm90a", "silicon-elsewhere"] > 0
+    assert 0 == sum(count for (_, stage), count in stages.items() if stage in ("static", "simulated", "silicon"))
+
+
+def test_a_report_tells_its_progress(tmp_path):
+    """On stderr, a line a step."""
+    done = CliRunner().invoke(command, ["--out", str(tmp_path / "r.html"), "--cache-dir", str(tmp_path / "cache")])
+
+    assert re.search(r"reading the cache.*looking up \d+ kernels.*drawing", done.stderr, re.DOTALL)
+
+
 def test_the_timeline_and_the_measurements_are_shown(page):
     """With what they were measured on."""
     assert base64.b64encode(TIMELINE.partition("\n")[2].encode()).decode() in page
@@ -364,7 +477,7 @@ def test_a_case_that_was_measured_for_one_kernel_has_one_bar(data):
     alone = Comparison(source="a.json", cases={"x": {"ours": 10.0, "upstream": 12.0}, "y": {"ours": 11.0}})
     (plot,) = comparison_plots([alone])
 
-    assert ["10", "11", "12"] == sorted(re.findall(r">(\d+)</text>", plot.svg.partition("cycles a block")[2]))
+    assert ["10", "11", "12"] == sorted(re.findall(r">(\d+)</text>", plot.svg.partition("cycles per KV block")[2]))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -388,9 +501,10 @@ def test_json_is_one_document_and_needs_no_matplotlib(tmp_path, monkeypatch):
     document = json.loads(done.stdout)
 
     assert 0 == done.exit_code
-    assert {"compiled", "written"} == {row["state"] for row in document["variants"]}
+    assert {"compiled", "implemented"} == {row["state"] for row in document["variants"]}
     assert set(document) == {
-        "version", "toolchain", "refused", "coverage", "variants", "packs", "benchmarks", "comparisons", "timelines",
+        "schema", "version", "commit", "about", "toolchain", "refused", "coverage", "variants", "packs", "benchmarks",
+        "ratios", "comparisons", "timelines",
     }  # fmt: skip
 
 
@@ -454,6 +568,32 @@ def test_a_browser_draws_every_figure(page, tmp_path):
         assert height > 60
         assert marks > 0
         assert 0 == outside
+
+
+FITS = """
+<script>
+const root = document.documentElement;
+const cells = [...document.querySelectorAll("table.stack td")].map(cell => cell.getBoundingClientRect().right);
+parent.document.title = JSON.stringify([innerWidth, root.scrollWidth, Math.ceil(Math.max(...cells))]);
+</script>
+"""
+
+
+def test_the_page_fits_a_phone(page, tmp_path):
+    """At 390 pixels nothing sticks out of the page, and no cell of the tables about coverage, speed and changes."""
+    inner = html.escape(page.replace("</body>", FITS + "</body>"))
+    frame = (
+        f'<body style="margin:0"><iframe srcdoc="{inner}" style="border:0;width:390px;height:800px"></iframe></body>'
+    )
+    (tmp_path / "phone.html").write_text(frame)
+    dom = chromium("--dump-dom", (tmp_path / "phone.html").as_uri())
+    found = re.search(r"<title>(.*?)</title>", dom)
+
+    assert found is not None
+    inner_width, whole, cells = json.loads(found[1])
+    assert inner_width == 390
+    assert whole <= 390
+    assert cells <= 390
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [("1", False), ("0", True)], ids=["light", "dark"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fa4_kernels.dispatch import Device, Problem, chosen, dispatch, variant_id
+from fa4_kernels.dispatch import HEAD_DIMS, Device, Problem, chosen, dispatch, variant_id
 from fa4_kernels.errors import NoKernelError
 from fa4_kernels.evidence import record_digest
 from fa4_kernels.packs import Blob, Entry, Manifest, Pack, RefusedPack
@@ -216,9 +216,33 @@ def test_the_error_says_what_was_considered_and_what_to_build():
         "  fwd-sm90a-bf16-hd192x128-causal (fa4-kernels-sm90a): head_dim is 192; head_dim_v is 128\n"
         "  fwd-sm90a-bf16-hd128-full (fa4-kernels-sm90a): head_dim is 128; head_dim_v is 128; mask is full\n"
         "  fwd-sm90a-fp16-hd128-causal (fa4-kernels-sm90a): dtype is fp16; head_dim is 128; head_dim_v is 128\n"
-        "What to do: if fa4build can build it, add it to the matrix and install the new pack: "
-        "fa4build matrix --arch sm90 --select 'fwd-sm90a-bf16-hd96-causal' && fa4build wheel --arch sm90."
+        "What to do: build it and install the new pack (add a --select or --arch for the kernels that the old pack "
+        "has): fa4build wheel --select 'fwd-sm90a-bf16-hd96-causal'."
     )
+
+
+def test_a_head_dim_that_cannot_be_built_is_to_be_padded():
+    """No command that would fail: to which head dim, and what else changes with it."""
+    text = text_of_refusal(replace(CAUSAL_128, head_dim=80, head_dim_v=80), H200, [SM90])
+
+    assert text.endswith(
+        "What to do: no kernel has this head_dim; there are 64, 96, 128, (192, 128), 256. Pad q, k and v with zeros to "
+        "head_dim 96, pass softmax_scale, and cut the output."
+    )
+
+
+def test_a_head_dim_over_the_largest_has_no_kernel_at_all():
+    """Nothing to pad to."""
+    text = text_of_refusal(replace(CAUSAL_128, head_dim=512, head_dim_v=512), H200, [SM90])
+
+    assert text.endswith("Use another attention implementation for this call.")
+
+
+def test_the_head_dims_that_errors_name_are_those_of_the_builder():
+    """The runtime is shipped alone, so it has its own list."""
+    from fa4build.matrix.axes import OPS
+
+    assert set(HEAD_DIMS) == set(OPS["fwd"].head_dims)
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_the_command_says_so_by_its_exit_code(complete: Path, tmp_path: Path, ca
         if "--json" in arguments:
             assert json.loads(out)["missing"] == [variant.id for variant in WRITTEN[:left_out]]
         else:
-            assert ("NOT closed" in out) == bool(left_out)
+            assert ("NOT complete" in out) == bool(left_out)
             assert all(f"missing: {variant.id}" in out for variant in WRITTEN[:left_out])
 
 
@@ -321,7 +321,7 @@ def test_a_bundle_is_judged_against_what_it_was_made_with(tmp_path: Path, capsys
         return ended.value.code
 
     assert code() == 0
-    assert "outside what the packs were made for" in capsys.readouterr().out
+    assert "not among the kernels that the packs were made for" in capsys.readouterr().out
     assert code("--against", "api") == CoverageError.exit_code
     assert code("--select", WRITTEN[1].id) == CoverageError.exit_code
     assert f"missing: {WRITTEN[1].id}" in capsys.readouterr().out

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fa4build.cli.commit import commit_of
+
 pytest.importorskip("hatchling", reason="the build backend of this project")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,3 +71,16 @@ def test_the_source_distribution_holds_what_the_readme_refers_to(built: Path) ->
         assert page in names
         assert not missing
     assert {"Makefile", "evidence/sm90a/simulated.json"} <= names
+
+
+def test_both_distributions_name_the_commit_that_they_were_built_from(built: Path) -> None:
+    """`fa4build --version` of an installed one reads it; without a checkout there is no such file."""
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = [archive.read(name) for name in archive.namelist() if name == "fa4build/commit.txt"]
+    with tarfile.open(sdist) as archive:
+        in_sdist = [name for name in archive.getnames() if name.endswith("/fa4build/commit.txt")]
+    commit = commit_of(ROOT)
+
+    assert in_wheel == ([] if commit is None else [f"{commit}\n".encode()])
+    assert len(in_sdist) == len(in_wheel)

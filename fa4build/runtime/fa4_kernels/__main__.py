@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     listing = commands.add_parser("list", help="list installed kernels")
     listing.add_argument("--target", help="only this target, e.g. sm_90a")
     _add_explain(commands)
-    add_arguments(commands.add_parser("serves", help="say whether this install answers every layer of a model"))
+    add_arguments(commands.add_parser("serves", help="check that this install has a kernel for every layer of a model"))
     _add_run(commands)
     options = parser.parse_args(arguments)
     if options.command == "run":
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    explain = commands.add_parser("explain", help="say which kernel a call would use, and why no other")
+    explain = commands.add_parser("explain", help="show which kernel a call would use, and why not another")
     explain.add_argument(
         "--op", default="fwd", choices=("fwd", "bwd", "bwd_preprocess", "bwd_postprocess", "fwd_combine")
     )
@@ -55,11 +55,11 @@ def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     explain.add_argument("--pages", action="store_true", help="the same as --layout paged")
     explain.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "e4m3", "e5m2"))
     explain.add_argument("--head-dim", type=int, default=128)
-    explain.add_argument("--head-dim-v", type=int, help="that of v, if another")
+    explain.add_argument("--head-dim-v", type=int, help="the head dim of v, if it differs")
     explain.add_argument("--mask", default="full", choices=("full", "causal", "local"))
-    for feature, text in (("softcap", "a cap of the scores"), ("sink", "attention sinks"), ("split", "split keys")):
+    for feature, text in (("softcap", "softcap of the scores"), ("sink", "attention sinks"), ("split", "split-KV")):
         explain.add_argument(f"--{feature}", action="store_true", help=text)
-    explain.add_argument("--deterministic", action="store_true", help="of a backward")
+    explain.add_argument("--deterministic", action="store_true", help="a deterministic backward")
     explain.add_argument("--capability", default="9.0", help="compute capability of the GPU, e.g. 9.0")
     explain.add_argument("--gpu", help="instead of --capability: H200, B200, sm90, ...")
 
@@ -70,10 +70,10 @@ def _refuse(message: str) -> int:
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    run = commands.add_parser("run", help="run a program with the modules of flash-attention on these kernels")
+    run = commands.add_parser("run", help="run a program that was written for flash-attention on these kernels")
     run.add_argument("--provide", default=",".join(MODULE_STACKS), help="names, separated by commas (default: all)")
-    run.add_argument("--fallback", action="store_true", help="calls that are not served go to installed packages")
-    run.add_argument("--report", action="store_true", help="at the end, print which calls were served")
+    run.add_argument("--fallback", action="store_true", help="send unsupported calls to the installed packages")
+    run.add_argument("--report", action="store_true", help="at the end, print which calls our kernels ran")
     run.add_argument("-m", dest="is_module", action="store_true", help="the program is a module")
     run.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its arguments")
 

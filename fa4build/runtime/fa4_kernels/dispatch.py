@@ -313,10 +313,27 @@ def _next_step(decision: Decision) -> str:
     unknown = sorted(problem.features.difference(_SPELLED_FEATURES))
     if unknown:
         return f"call without {', '.join(unknown)}: no kernel can be built with it yet."
+    if (problem.head_dim, problem.head_dim_v) not in HEAD_DIMS:
+        return _pad_advice(problem)
     return (
-        f"if fa4build can build it, add it to the matrix and install the new pack: "
-        f"fa4build matrix --arch {short} --select '{variant_id(problem, target)}' && fa4build wheel --arch {short}."
+        "build it and install the new pack (add a --select or --arch for the kernels that the old pack has): "
+        f"fa4build wheel --select '{variant_id(problem, target)}'."
     )
+
+
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+"""(head_dim, head_dim_v) that fa4build has forward and backward kernels for."""
+
+
+def _pad_advice(problem: Problem) -> str:
+    """Which head dim to pad to, or that there is none."""
+    wide = [dims for dims in HEAD_DIMS if dims[0] >= problem.head_dim and dims[1] >= problem.head_dim_v]
+    known = ", ".join(str(a) if a == b else f"({a}, {b})" for a, b in HEAD_DIMS)
+    if not wide:
+        return f"no kernel has this head_dim; there are {known}. Use another attention implementation for this call."
+    to, to_v = min(wide, key=sum)
+    padded = f"q, k and v with zeros to head_dim {to}" if to == to_v else f"q and k to {to} and v to {to_v}, with zeros"
+    return f"no kernel has this head_dim; there are {known}. Pad {padded}, pass softmax_scale, and cut the output."
 
 
 def _takes_two_ctas(problem: Problem, target: str) -> bool:

@@ -17,13 +17,22 @@ _ANY_PAGES = 16  # kernels take pages of any size: one is asked about where none
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `serves`; they have the names that the builder's commands have."""
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="a config.json, or the folder it lies in")
-    parser.add_argument("--gpu", action="append", metavar="GPU", help="H200, B200, sm90, ...; default: of the packs")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="a config.json, or its directory")
+    parser.add_argument(
+        "--gpu", action="append", metavar="GPU", help="H200, B200, sm90, ...; default: the GPUs of the installed packs"
+    )
     parser.add_argument("--for", dest="purpose", choices=(SERVING, TRAINING), help="default: both")
-    parser.add_argument("--page-size", type=int, help="serving over pages alone; default: with pages and without")
-    parser.add_argument("--cache-dtype", help="of cached keys and values; default: the model's")
-    parser.add_argument("--query-rows", type=int, default=1, help="tokens of a decoding step, more with speculation")
-    parser.add_argument("--deterministic", action="store_true", help="gradients that are equal in every run")
+    parser.add_argument(
+        "--page-size", type=int, help="only serving with a paged KV cache; default: both with pages and without"
+    )
+    parser.add_argument("--cache-dtype", help="dtype of the KV cache; default: the model's")
+    parser.add_argument(
+        "--query-rows",
+        type=int,
+        default=1,
+        help="query tokens of a decoding step; more than 1 with speculative decoding",
+    )
+    parser.add_argument("--deterministic", action="store_true", help="gradients with the same bits in every run")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share the heads")
 
 
@@ -45,7 +54,7 @@ def run(options: argparse.Namespace, packs: Sequence[Pack | RefusedPack]) -> int
 def _gpus_of(packs: Sequence[Pack | RefusedPack]) -> list[Gpu]:
     targets = {target: None for pack in packs if isinstance(pack, Pack) for target in pack.manifest.targets}
     if not targets:
-        raise InputError("no pack is installed; name the GPU to learn what is missing: --gpu H200")
+        raise InputError("no pack is installed. Give the GPU to see what is missing: --gpu H200")
     return [gpu_named(target) for target in targets]
 
 

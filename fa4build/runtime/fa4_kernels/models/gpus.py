@@ -1,5 +1,6 @@
 """GPUs by the names that people have for them."""
 
+import difflib
 import re
 from typing import NamedTuple
 
@@ -51,7 +52,9 @@ def gpu_named(text: str) -> Gpu:
             return next(gpu for gpu in GPUS if gpu.target == target)
     products = ", ".join(gpu.name for gpu in GPUS)
     targets = ", ".join(target.replace("_", "").rstrip("a") for target in TARGETS)
-    raise InputError(f"GPU {text!r} is unknown. Allowed: {products}, or a target: {targets}.")
+    near = difflib.get_close_matches(text.upper(), _BY_NAME, n=1, cutoff=0.6)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    raise InputError(f"GPU {text!r} is unknown. Allowed: {products}, or a target: {targets}.{meant}")
 
 
 def _target_of(word: str) -> str | None:

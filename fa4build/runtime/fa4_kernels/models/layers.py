@@ -36,7 +36,7 @@ class Attention:
     def __str__(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
         window = f" window {_spelled(self.window)}" if self.window else ""
-        extras = (f", soft cap {self.softcap:g}" if self.softcap else "") + (", sink" if self.sink else "")
+        extras = (f", softcap {self.softcap:g}" if self.softcap else "") + (", sink" if self.sink else "")
         cross = "cross, " if self.is_cross else ""
         return f"{cross}{self.heads_q}/{self.heads_kv} heads of {dims}, {self.mask}{window}{extras}"
 

@@ -184,8 +184,8 @@ def _serving(attention: Attention, part: Part, model: Model, gpu: Gpu, use: Use)
     layout = layouts[-1]
     problem = _problem(attention, dtype, layout)
     parts, merge = steps_of(replace(problem, features=problem.features | {"split"}))
-    yield parts, f"decoding with split keys, {_LAYOUT_WORDS[layout]}"
-    yield merge, "merges split keys"
+    yield parts, f"decoding with split-KV, {_LAYOUT_WORDS[layout]}"
+    yield merge, "merges KV splits"
 
 
 def splits_keys(attention: Attention, part: Part, gpu: Gpu, use: Use, dtype: str) -> bool:
@@ -230,7 +230,7 @@ def helpers_of(problem: Problem) -> tuple[tuple[Problem, str], ...]:
             (replace(plain, op="bwd_postprocess", head_dim_v=problem.head_dim), "after the backward"),
         )
     if problem.op == "fwd" and "split" in problem.features:
-        return ((steps_of(problem)[1], "merges split keys"),)
+        return ((steps_of(problem)[1], "merges KV splits"),)
     return ()
 
 

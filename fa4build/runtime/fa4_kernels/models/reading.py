@@ -39,7 +39,8 @@ def read_model(path: Path | str) -> Model:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: cannot be read as a model's configuration: {error}. Give a config.json.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{file}: cannot be read as a model's configuration: {reason}. Give a config.json.") from error
     name = file.resolve().parent.name if file.name == "config.json" else file.name.removesuffix(".json")
     return model_of(document, name=name)
 
