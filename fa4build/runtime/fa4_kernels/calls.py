@@ -160,6 +160,7 @@ def call_of(
     *,
     window: Offsets | None = None,
     names: tuple[str, ...] = ("k", "v"),
+    is_operator: bool = False,
 ) -> Call:
     """The call that these arguments ask for.
 
@@ -167,6 +168,7 @@ def call_of(
         deterministic: None follows torch.use_deterministic_algorithms.
         window: in place of `causal` and `window_size`.
         names: what the caller calls k and v; empty where it has had them checked.
+        is_operator: whether this is the inside of an operator of torch, which sees no tangent and no transform.
     Raises: InputError; NoKernelError for tangents and tensors inside a transform of torch.
     """
     q, k, v = given.q, given.k, given.v
@@ -174,7 +176,7 @@ def call_of(
         check_tensors(**dict(zip(("q", *names), (q, k, v), strict=True)))
     lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
     sink = given.learnable_sink
-    if may_be_transformed():
+    if not is_operator and may_be_transformed():
         refuse_transforms(q=q, k=k, v=v, learnable_sink=sink, **lists._asdict(), **_named(descales))
     bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
     call = Call(
@@ -205,6 +207,8 @@ def plain(
     softmax_scale: float | None,
     window: Offsets,
     deterministic: bool | None = None,
+    *,
+    is_operator: bool = False,
 ) -> Call:
     """The same for dense tensors without features: (batch, seqlen, num_heads, head_dim) all. The shorter way.
 
@@ -226,7 +230,7 @@ def plain(
         or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
     ):
         refuse_shapes(q, k, v)
-    if may_be_transformed():
+    if not is_operator and may_be_transformed():
         refuse_transforms(q=q, k=k, v=v)
     is_deterministic = _is_deterministic(deterministic)
     return Call(q, k, v, DENSE, checked_scale(softmax_scale, head_dim), window, deterministic=is_deterministic)
@@ -338,6 +342,8 @@ def batch_of(q: Tensor, cu_seqlens_q: Tensor | None) -> int:
                 "expected, or cu_seqlens_q"
             )
         return q.shape[0]
+    if not isinstance(cu_seqlens_q, Tensor):
+        check_list("cu_seqlens_q", cu_seqlens_q, (None,), q.device)
     if q.dim() != 3 or cu_seqlens_q.dim() != 1 or not cu_seqlens_q.numel():
         raise InputError(
             f"q has shape {tuple(q.shape)} and cu_seqlens_q {tuple(cu_seqlens_q.shape)}; "

@@ -284,7 +284,8 @@ def _keep_what_is_not_ours(
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, lists: Lists, scale: float | None, is_causal: bool, window: Window
 ) -> Call:
-    return call_of(Arguments(q, k, v, *_in_order(lists), None, None, None, scale, is_causal, window, 0.0, 1, True))
+    given = Arguments(q, k, v, *_in_order(lists), None, None, None, scale, is_causal, window, 0.0, 1, True)
+    return call_of(given, is_operator=True)
 
 
 def _in_order(lists: Lists) -> tuple[Tensor | None, ...]:
@@ -295,7 +296,7 @@ def _dense(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, window: Window = NO_WINDOW
 ) -> tuple[Tensor, Tensor]:
     """(out in the strides of q, lse); (batch, seqlen, num_heads, head_dim) all."""
-    call = plain(q, k, v, scale, offsets_of(is_causal, window))
+    call = plain(q, k, v, scale, offsets_of(is_causal, window), is_operator=True)
     if call.q.shape[1] <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS:
         return _forward(call._replace(num_splits=0))
     results = _results(call)
@@ -325,7 +326,8 @@ def _dense_gradients(
     is_causal: bool,
     window: Window = NO_WINDOW,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(plain(q, k, v, scale, offsets_of(is_causal, window)), out, lse, dout)
+    call = plain(q, k, v, scale, offsets_of(is_causal, window), is_operator=True)
+    return _gradients(call, out, lse, dout)
 
 
 def _gradients(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
