@@ -1,4 +1,4 @@
-"""Contract: an argument at the edge of what a call takes means what it means to every peer, or is one clear error before
+"""Contract: an argument at the edge of what a call takes means what it means to its peers, or is one clear error before
 any launch; no gradient that a caller asks for is dropped, and nothing is read or written beyond what tensors hold.
 
 Kernels are loops (reference_kernels.py), which would compute something for each of these calls.
@@ -126,7 +126,7 @@ def test_every_way_in_aligns_at_the_bottom_right(runtime, lengths, window, causa
 @pytest.mark.parametrize("side", [2.5, True, torch.tensor(2), "2"], ids=str)
 @pytest.mark.parametrize("stack", ["flash_attn", "flash_attn_interface", "flash_attn.cute"])
 def test_a_side_of_a_window_is_an_int_under_every_name(runtime, stack, side):
-    """Also where the interface's own meaning is offsets, and in the functions that others call beside the public ones."""
+    """Also where the interface means offsets, and in the functions that others call beside the public ones."""
     import importlib
 
     provided = fa4_kernels.provide(stack)

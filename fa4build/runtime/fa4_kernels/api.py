@@ -18,7 +18,7 @@ from .abi import OUTPUT_DTYPES
 from .allocation import CAN_ANSWER, lse_scratch, tensor_maker
 from .attention import attend, backward, bound_backward, forward
 from .autograd import Attention
-from .calls import DENSE, Arguments, Call, Factors, call_of, plain, refuse_shapes
+from .calls import DENSE, Arguments, Call, Factors, call_of, plain, refuse_shapes, with_tensors
 from .dispatch import Decision, extents_of, steps_of
 from .errors import DriverError, InputError, LayoutError
 from .gradients import run_copying
@@ -70,6 +70,10 @@ def _answer_none(*arguments: object) -> Any:
 _answer: Callable[..., Any] = _answer_none
 
 
+_UNSERVED = (
+    *("qv", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "aux_tensors", "aux_scalars"),
+    *("block_sparse_tensors", "block_sparse_tensors_bwd", "gather_bwd_recompute_p", "gather_bwd_token_chunk"),
+)
 _AFTER_TENSORS = ("softmax_scale", "causal", "window_size")
 
 
@@ -163,17 +167,17 @@ def flash_attn_func(
         transforms of torch the call is the operator `torch.ops.fa4_kernels.attention`. There are no second derivatives.
     """
     softcap, num_splits = checked_softcap(softcap), checked_splits(num_splits)
-    descales = (q_descale, k_descale, v_descale)
-    unserved = {
-        "qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "score_mod_bwd": score_mod_bwd,
-        "mask_mod": mask_mod, "aux_tensors": aux_tensors, "aux_scalars": aux_scalars,
-        "block_sparse_tensors": block_sparse_tensors, "block_sparse_tensors_bwd": block_sparse_tensors_bwd,
-        "gather_bwd_recompute_p": gather_bwd_recompute_p or None, "gather_bwd_token_chunk": gather_bwd_token_chunk,
-    }  # fmt: skip
-    if softcap or num_splits != 1 or any(x is not None for x in (learnable_sink, *descales, *unserved.values())):
+    features = (
+        learnable_sink, q_descale, k_descale, v_descale, qv, gather_kv_indices, score_mod, score_mod_bwd, mask_mod,
+        aux_tensors, aux_scalars, block_sparse_tensors, block_sparse_tensors_bwd, gather_bwd_recompute_p or None,
+        gather_bwd_token_chunk,
+    )  # fmt: skip
+    if softcap or num_splits != 1 or _is_any_given(features):
+        if _is_any_given(features[4:]):
+            _refuse_features(q, k, v, causal, window_size, dict(zip(_UNSERVED, features[4:], strict=True)))
         numbers = (None, None, softmax_scale, causal, window_size, softcap, num_splits, return_lse)
         given = Arguments(q, k, v, *DENSE, learnable_sink, *numbers)
-        return _attend_with_features(given, descales, deterministic, unserved)
+        return _attend_with_features(given, (q_descale, k_descale, v_descale), deterministic)
     q, k, v = autocast(q, k, v)
     if not _is_compiling():  # with options that ask for nothing
         answer = _answer(q, k, v, softmax_scale, causal, window_size, return_lse)
@@ -188,16 +192,31 @@ def flash_attn_func(
     return out, (lse if return_lse else None)
 
 
+def _is_any_given(features: tuple[Any, ...]) -> bool:
+    for feature in features:
+        if feature is not None:
+            return True
+    return False
+
+
+def _refuse_features(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: Window, given: dict[str, Any]
+) -> None:
+    """The error of features that no kernel takes, unless the tensors are no call at all."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in (q, k, v)):
+        refuse_shapes(q, k, v)
+    refuse_unserved(q, v, causal, window_size, "dense", given)
+
+
 def _attend_with_features(
-    given: Arguments, descales: Factors, deterministic: bool | None, unserved: dict[str, Any]
+    given: Arguments, descales: Factors, deterministic: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """flash_attn_func for a call with features."""
     if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in given[:3]):
         refuse_shapes(*given[:3])
-    refuse_unserved(given.q, given.v, given.causal, given.window_size, "dense", unserved)
     return_lse = checked_flag("return_lse", given.return_lse)
-    q, k, v = autocast(given.q, given.k, given.v)
-    out, lse = attend(call_of(given._replace(q=q, k=k, v=v), descales, deterministic))
+    cast = with_tensors(given, *autocast(given.q, given.k, given.v))
+    out, lse = attend(call_of(cast, descales, deterministic))
     return out, (lse if return_lse else None)
 
 
@@ -220,13 +239,15 @@ def _dense(asked: Call, results: tuple[torch.Tensor, torch.Tensor] | None = None
     results: where they are to be written, in any strides that the kernel takes; 16-bit types only.
     """
     q, k, v, window = asked.q, asked.k, asked.v, asked.window
-    mask = window.mask
-    bound = _bound.get((q.dtype, q.shape[3], v.shape[3], q.get_device(), mask))
+    (batch, seqlen_q, num_heads, head_dim), head_dim_v, mask = q.shape, v.shape[3], window.mask
+    bound = _bound.get((q.dtype, head_dim, head_dim_v, q.get_device(), mask))
     if bound is None:
         if q.dtype in FP8_DTYPES:
             return forward(asked)
         bound = _bind(q, k, v, mask)
-    out, lse = results or (bound.new_out(*asked.out_shape), bound.new_lse(*asked.lse_shape))
+    if results is None:
+        results = bound.new_out(batch, seqlen_q, num_heads, head_dim_v), bound.new_lse(batch, num_heads, seqlen_q)
+    out, lse = results
     if asked.is_empty:
         check_alike(q, k, v)
         return out.zero_(), lse.fill_(-math.inf)

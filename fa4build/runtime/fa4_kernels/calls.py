@@ -58,6 +58,12 @@ class Lists(NamedTuple):
 DENSE = Lists()
 
 
+def with_tensors(given: "Arguments", q: Tensor, k: Tensor, v: Tensor) -> "Arguments":
+    """The arguments with these in place of theirs; themselves where none is another."""
+    same = q is given.q and k is given.k and v is given.v
+    return given if same else given._replace(q=q, k=k, v=v)
+
+
 class Call(NamedTuple):
     """One call, checked: q, k, v in the shapes of the signature that `lists` selects, any strides.
 
@@ -91,7 +97,9 @@ class Call(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether no query can see a key, so that nothing is launched."""
-        return not (self.q.numel() and self.k.numel() and self.v.numel() and self.batch) or self.window.sees_nothing
+        if not (self.q.numel() and self.k.numel() and self.v.numel()) or self.window.sees_nothing:
+            return True
+        return self.lists is not DENSE and not self.batch
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -107,13 +115,17 @@ class Call(NamedTuple):
     @property
     def is_for_operator(self) -> bool:
         """Whether a compiler or a mode of torch looks on."""
-        return _is_compiling() or is_observed(self.q, self.k, self.v, self.sink, *self.lists)
+        if _is_compiling() or is_observed(self.q, self.k, self.v):
+            return True
+        return (self.lists is not DENSE and is_observed(*self.lists)) or is_observed(self.sink)
 
     @property
     def needs_gradients(self) -> bool:
         """Whether gradients are recorded for one of the inputs."""
-        inputs = (self.q, self.k, self.v, self.sink)
-        return _is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        if not _is_grad_enabled():
+            return False
+        sink_needs = self.sink is not None and self.sink.requires_grad
+        return self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or sink_needs
 
     def as_given(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Results in the shapes of the caller's q."""
@@ -178,26 +190,27 @@ def call_of(
     sink = given.learnable_sink
     if not is_operator and may_be_transformed():
         refuse_transforms(q=q, k=k, v=v, learnable_sink=sink, **lists._asdict(), **_named(descales))
-    bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
+    if q.dim() == k.dim() == 4 and all(x is None for x in lists):
+        placed = _dense(q, k, v)
+    else:
+        longest = checked_bound("max_seqlen_q", given.max_seqlen_q), checked_bound("max_seqlen_k", given.max_seqlen_k)
+        placed = _packed((q, k, v), lists, longest)
     call = Call(
-        q=q,
-        k=k,
-        v=v,
-        lists=lists,
-        softmax_scale=checked_scale(given.softmax_scale, q.shape[-1]),
-        window=offsets_of(given.causal, given.window_size) if window is None else window,
-        softcap=checked_softcap(given.softcap),
-        sink=checked_sink(sink, q.shape[-2], q.device),
-        num_splits=checked_splits(given.num_splits),
-        max_seqlen_q=bounds[0],
-        max_seqlen_k=bounds[1],
-        deterministic=_is_deterministic(deterministic),
+        *placed.rows,
+        placed.lists,
+        checked_scale(given.softmax_scale, q.shape[-1]),
+        offsets_of(given.causal, given.window_size) if window is None else window,
+        checked_softcap(given.softcap),
+        checked_sink(sink, q.shape[-2], q.device),
+        NO_FACTORS,
+        checked_splits(given.num_splits),
+        *placed.longest,
+        _is_deterministic(deterministic),
+        placed.batch_shape,
     )
-    is_dense = q.dim() == k.dim() == 4 and all(x is None for x in lists)
-    call = _as_dense(call) if is_dense else _as_packed(call)
-    if descales is not NO_FACTORS:
-        call = call._replace(descales=_checked_descales(descales, q, (call.batch, k.shape[-2])))
-    return call
+    if descales is NO_FACTORS or all(factor is None for factor in descales):
+        return call
+    return call._replace(descales=_checked_descales(descales, q, (call.batch, k.shape[-2])))
 
 
 def plain(
@@ -244,51 +257,55 @@ def _named(descales: Factors) -> dict[str, Tensor | None]:
     return dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
 
 
-def _as_dense(call: Call) -> Call:
-    if call.q.shape[0] != call.k.shape[0]:
-        shapes = f"q {tuple(call.q.shape)}, k {tuple(call.k.shape)}, v {tuple(call.v.shape)}"
-        raise InputError(f"batch differs: {shapes}")
-    return call._replace(lists=DENSE, max_seqlen_q=None, max_seqlen_k=None)
+class _Placed(NamedTuple):
+    """Where kernels find the rows of a call: q, k, v and what `Call` says about them. longest: of both lengths."""
+
+    rows: tuple[Tensor, Tensor, Tensor]
+    lists: Lists
+    longest: tuple[int | None, int | None]
+    batch_shape: tuple[int, int] | None
 
 
-def _as_packed(call: Call) -> Call:
-    """With every row of q behind the other, and complete lists."""
-    q, device = call.q, call.q.device
-    cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k = call.lists
-    batch = batch_of(q, cu_seqlens_q)
+def _dense(q: Tensor, k: Tensor, v: Tensor) -> _Placed:
+    if q.shape[0] != k.shape[0]:
+        raise InputError(f"batch differs: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    return _Placed((q, k, v), DENSE, (None, None), None)
+
+
+def _packed(rows: tuple[Tensor, Tensor, Tensor], lists: Lists, longest: tuple[int | None, int | None]) -> _Placed:
+    """With the rows of every sequence behind the other, keys in pages apart, and complete lists."""
+    (q, k, v), (cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k) = rows, lists
+    batch, device, (longest_q, longest_k), batch_shape = batch_of(q, cu_seqlens_q), q.device, longest, None
     for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_list(name, given, (batch + 1,), device)
     for name, given in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         check_list(name, given, (batch,), device)
     check_list("page_table", page_table, (batch, None), device)
     if cu_seqlens_q is None:
-        starts = equal_starts(batch, q.shape[1], device)
-        lists, batch_shape = call.lists._replace(cu_seqlens_q=starts), (batch, q.shape[1])
-        call = call._replace(q=q.flatten(0, 1), lists=lists, max_seqlen_q=q.shape[1], batch_shape=batch_shape)
-    return _with_keys(call, batch)
+        longest_q = q.shape[1]
+        batch_shape = (batch, longest_q)
+        cu_seqlens_q, q = equal_starts(batch, longest_q, device), q.flatten(0, 1)
+    if page_table is not None:
+        _check_pages(k, cu_seqlens_k, seqused_k)
+        longest_k = page_table.shape[1] * k.shape[1] if longest_k is None else longest_k
+    elif cu_seqlens_k is None:
+        _check_keys_of_batch(k, batch)
+        longest_k = k.shape[1] if longest_k is None else longest_k
+        cu_seqlens_k, k, v = equal_starts(batch, k.shape[1], device), k.flatten(0, 1), v.flatten(0, 1)
+    elif k.dim() != 3:
+        raise InputError(
+            f"k has shape {tuple(k.shape)}; with cu_seqlens_k (total_k, num_heads_kv, head_dim) is expected"
+        )
+    complete = Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k)
+    return _Placed((q, k, v), complete, (longest_q, longest_k), batch_shape)
 
 
-def _with_keys(call: Call, batch: int) -> Call:
-    """With the keys of every sequence behind the other, or in pages."""
-    k, v, lists, longest = call.k, call.v, call.lists, call.max_seqlen_k
-    if lists.page_table is not None:
-        _check_pages(k, lists.cu_seqlens_k, lists.seqused_k)
-        return call._replace(max_seqlen_k=lists.page_table.shape[1] * k.shape[1] if longest is None else longest)
-    if lists.cu_seqlens_k is not None:
-        if k.dim() != 3:
-            raise InputError(
-                f"k has shape {tuple(k.shape)}; with cu_seqlens_k (total_k, num_heads_kv, head_dim) is expected"
-            )
-        return call
+def _check_keys_of_batch(k: Tensor, batch: int) -> None:
     if k.dim() != 4 or k.shape[0] != batch:
         raise InputError(
             f"k has shape {tuple(k.shape)} and there is no cu_seqlens_k; "
             f"({batch}, seqlen_k, num_heads_kv, head_dim) is expected"
         )
-    starts = equal_starts(batch, k.shape[1], k.device)
-    longest = k.shape[1] if longest is None else longest
-    rows = {"k": k.flatten(0, 1), "v": v.flatten(0, 1)}
-    return call._replace(lists=lists._replace(cu_seqlens_k=starts), max_seqlen_k=longest, **rows)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -378,8 +395,6 @@ def checked_sink(sink: Tensor | None, num_heads: int, device: torch.device) -> T
 
 
 def _checked_descales(descales: Factors, q: Tensor, shape: tuple[int, int]) -> Factors:
-    if all(given is None for given in descales):
-        return NO_FACTORS
     for name, given in _named(descales).items():
         if given is None:
             continue

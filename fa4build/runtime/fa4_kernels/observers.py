@@ -61,7 +61,10 @@ def is_observed(*tensors: Any) -> bool:
         return True
     if _num_function_modes() and not _only_default_devices():
         return True
-    return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
+    for x in tensors:
+        if type(x) not in _PLAIN and isinstance(x, torch.Tensor):
+            return True
+    return False
 
 
 def may_keep() -> bool:

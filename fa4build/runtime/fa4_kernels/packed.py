@@ -21,6 +21,7 @@ from .calls import (
     check_tensors,
     checked_sink,
     used_lengths,
+    with_tensors,
 )
 from .errors import InputError, LayoutError, NoKernelError
 from .observers import autocast, refuse_transforms
@@ -218,14 +219,14 @@ def flash_attn_varlen_func(
 def _attend_packed(
     given: Arguments, descales: Factors, deterministic: bool | None, names: tuple[str, ...] = ("k", "v")
 ) -> _Result:
-    q, k, v = autocast(given.q, given.k, given.v)
+    cast = with_tensors(given, *autocast(given.q, given.k, given.v))
     return_lse = checked_flag("return_lse", given.return_lse)
-    call = call_of(given._replace(q=q, k=k, v=v), descales, deterministic, names=names)
+    call = call_of(cast, descales, deterministic, names=names)
     if call.needs_gradients or call.is_for_operator:
         out, lse = run_operator(call)
     else:
         out, lse = forward(call)
-        if call.descales is NO_FACTORS and q is given.q:
+        if call.descales is NO_FACTORS and cast is given:
             answers.note(given, call)
     out, lse = call.as_given(out, lse)
     return out, (lse if return_lse else None)

@@ -43,6 +43,6 @@ def scaled_dot_product_attention(
             f"query has {query.shape[1]} heads, key has {key.shape[1]}; pass enable_gqa=True if heads share keys"
         )
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    causal, window = top_left(checked_flag("is_causal", is_causal), q.shape[1], k.shape[1]).as_asked
+    causal, window = top_left(checked_flag("is_causal", is_causal), q.shape[1], k.shape[1])
     out, _ = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, window_size=window)
     return out.transpose(1, 2)

@@ -6,7 +6,7 @@ Whatever a caller writes becomes one `Offsets`, the window as kernels take it; e
 our own rule a second time, for the calls that it answers alone (`window_mask` in _calls.h); tests compare the two.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .abi import WINDOW_UNBOUNDED
 from .errors import InputError
@@ -56,8 +56,9 @@ def offsets(left: int, right: int) -> Offsets:
     return Offsets(*(max(-WINDOW_UNBOUNDED, min(_number(side), WINDOW_UNBOUNDED)) for side in (left, right)))
 
 
-def _number(side: int) -> int:
-    return side if type(side) is int else whole("window_size", side)
+def _number(side: Any) -> Any:
+    """An int, or None. Raises: InputError for anything else."""
+    return side if side is None or type(side) is int else whole("window_size", side)
 
 
 def offsets_of(causal: bool, window_size: Window | Offsets) -> Offsets:
@@ -80,7 +81,8 @@ def offsets_of(causal: bool, window_size: Window | Offsets) -> Offsets:
 
 def _sides(window_size: Window) -> tuple[int, int]:
     try:
-        left, right = (None if side is None else _number(side) for side in window_size)
+        left, right = window_size
+        left, right = _number(left), _number(right)
     except (TypeError, ValueError) as error:
         raise InputError(f"window_size must be (left, right) of int or None, it is {window_size!r}") from error
     if left is not None and right is not None and left < 0 and right < 0:
@@ -127,11 +129,11 @@ def offsets_from_diagonal(causal: bool, left: int | None, right: int | None) -> 
     return offsets(*(WINDOW_UNBOUNDED if side is None else side for side in (left, right)))
 
 
-def top_left(is_causal: bool, seqlen_q: int, seqlen_k: int) -> Offsets:
-    """torch's scaled_dot_product_attention: query i sees keys 0 to i, whatever the lengths."""
-    if not is_causal:
-        return _FULL
-    return _CAUSAL if seqlen_q == seqlen_k else offsets(WINDOW_UNBOUNDED, seqlen_q - seqlen_k)
+def top_left(is_causal: bool, seqlen_q: int, seqlen_k: int) -> tuple[bool, Window | Offsets]:
+    """torch's scaled_dot_product_attention: query i sees keys 0 to i, whatever the lengths. As `as_asked`."""
+    if not is_causal or seqlen_q == seqlen_k:
+        return is_causal, NO_WINDOW
+    return offsets(WINDOW_UNBOUNDED, seqlen_q - seqlen_k).as_asked
 
 
 def sliding(width: int | None) -> Window:
