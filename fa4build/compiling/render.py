@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -133,7 +134,7 @@ def check_specialization(text: str, *, name: str) -> ast.Module:
     Raises: RenderError naming the line.
     """
     try:
-        module = ast.parse(text)
+        module = _tree_of(_LITERALS.sub(r"\1 = 0", _COMMENTS.sub("#", text)))
     except SyntaxError as error:
         raise RenderError(f"{name}: the rendered module is no Python: {error}.") from error
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
@@ -146,6 +147,17 @@ def check_specialization(text: str, *, name: str) -> ast.Module:
     if len(body) != 1 or not isinstance(body[0], ast.Expr) or not _is_wiring(body[0].value):
         raise _not_allowed(name, text, body[-1])
     return module
+
+
+# Lines in which the modules of one kernel differ. Each stays a line and a statement of its kind, so a tree without them
+# is as good; parsing one for every variant takes a quarter of a matrix that is all cached.
+_COMMENTS = re.compile(r"^#.*$", re.MULTILINE)
+_LITERALS = re.compile(r'^(\w+) = (?:True|False|-?(?:0|[1-9]\d*)(?:\.\d+)?|"[^"\\\n]*")$', re.MULTILINE)
+
+
+@lru_cache(maxsize=256)
+def _tree_of(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _not_allowed(name: str, text: str, node: ast.stmt) -> RenderError:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -193,17 +192,19 @@ for _ in range(14):
 
 
 def test_a_matrix_that_is_cached_takes_a_second_where_the_yardstick_takes_half_a_one(tmp_path):
-    """All kernels of a target, looked up and verified: processor time, median of three. A quarter more is allowed."""
+    """All kernels of a target, looked up and verified: processor time, the least of three, since what shares a core
+    only adds to it. A quarter more is allowed."""
     ids = [variant.id for variant in default_variants() if variant.arch == "sm90a"]
     for id_ in ids:
         fill(tmp_path, id_)
-    ratios = []
+    matrix, yardstick = [], []
     for _ in range(3):
         done, seconds = run_process("matrix", "--arch", "sm90", "--json", FA4BUILD_CACHE_DIR=str(tmp_path))
         assert json.loads(done.stdout)["counts"] == {"cached": len(ids), "compiled": 0, "failed": 0}
-        ratios.append(seconds / run_python("-c", YARDSTICK)[1])
+        matrix.append(seconds)
+        yardstick.append(run_python("-c", YARDSTICK)[1])
 
-    assert statistics.median(ratios) < 2.5
+    assert min(matrix) < 2.5 * min(yardstick)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -214,6 +214,8 @@ def test_imports_literals_and_one_call_are_allowed():
         ("@jit", "def other(): f()()\n\n@jit", "has 2 functions; it must have one"),
         ("@jit\ndef entry(q, stream):\n    Forward(tile=TILE, dtype=DTYPE)(q, stream)", "", "has 0 functions"),
         ("TILE = 128", "TILE = ", "the rendered module is no Python"),
+        ("TILE = 128", "TILE = 0128", "the rendered module is no Python"),
+        ("TILE = 128", "None = 128", "the rendered module is no Python"),
     ],
 )
 def test_anything_more_is_refused_with_its_line(old, new, message):
