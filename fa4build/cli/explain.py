@@ -142,7 +142,7 @@ def _print(explanation: "Explanation", document: dict[str, Any]) -> None:
     if explanation.exp2_mode is not None:
         click.echo(f"  exp2: {explanation.exp2_mode}")
     if explanation.template is not None:
-        click.echo(f"  rendered from {explanation.template}, reaches {len(explanation.dependencies)} kernel files")
+        click.echo(f"  rendered for {explanation.template}, reaches {len(explanation.dependencies)} kernel files")
     _print_compiled(document["compiled"])
 
 
