@@ -190,10 +190,10 @@ def call_of(
     sink = given.learnable_sink
     if not is_operator and may_be_transformed():
         refuse_transforms(q=q, k=k, v=v, learnable_sink=sink, **lists._asdict(), **_named(descales))
+    longest = checked_bound("max_seqlen_q", given.max_seqlen_q), checked_bound("max_seqlen_k", given.max_seqlen_k)
     if q.dim() == k.dim() == 4 and all(x is None for x in lists):
         placed = _dense(q, k, v)
     else:
-        longest = checked_bound("max_seqlen_q", given.max_seqlen_q), checked_bound("max_seqlen_k", given.max_seqlen_k)
         placed = _packed((q, k, v), lists, longest)
     call = Call(
         *placed.rows,
