@@ -60,6 +60,6 @@ def explain(variant: Variant) -> Explanation:
         refusals=reasons,
         tuning=row,
         exp2_mode=exp2_mode(row.tuning) if row and isinstance(row.tuning, Tuning) else None,
-        template=kernel.template if kernel else None,
+        template=kernel.wiring if kernel else None,
         dependencies=render(variant, tuning_for(variant)).dependencies if kernel else (),
     )

@@ -31,7 +31,7 @@ def test_a_written_variant_is_explained_in_full():
     assert "fwd-sm90a-hd128-causal" == explanation.tuning.name
     assert explanation.tuning.source
     assert "native" == explanation.exp2_mode
-    assert "fwd_sm90.py.j2" == explanation.template
+    assert "fwd_sm90" == explanation.template
     assert "kernels_src/forward/sm90.py" in dict(explanation.dependencies)
 
 

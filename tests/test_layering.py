@@ -138,8 +138,12 @@ def test_no_room_is_crowded():
         ("matrix.tuning_backward", {"matrix.axes"}),
         ("matrix.tuning", {"errors", "matrix.arch", "matrix.axes", "matrix.tuning_backward"}),
         ("compiling.signature", {"errors", "matrix.axes", "runtime.fa4_kernels.abi"}),
-        ("compiling.context", {"matrix.axes", "matrix.tuning", "compiling.signature"}),
-        ("compiling.render", {"errors", "matrix.axes", "matrix.tuning", "matrix.variants", "compiling.context"}),
+        ("compiling.wiring", set()),
+        ("compiling.context", {"errors", "matrix.axes", "matrix.tuning", "compiling.signature", "compiling.wiring"}),
+        (
+            "compiling.render",
+            {"errors", "matrix.axes", "matrix.tuning", "matrix.variants", "compiling.context", "compiling.wiring"},
+        ),
     ],
 )
 def test_the_first_values_of_the_pipeline_know_only_what_comes_before(name, allowed):
@@ -177,7 +181,7 @@ def test_the_compiler_is_imported_by_code_generation_alone():
 OF_A_FAMILY = {
     *(f"fa4build.matrix.{name}" for name in ("axes", "variants", "tuning")),
     *(f"fa4build.cases.{name}" for name in ("forward", "backward", "varlen", "varlen_backward", "of_variant")),
-    *(f"fa4build.compiling.{name}" for name in ("render", "context", "signature")),
+    *(f"fa4build.compiling.{name}" for name in ("render", "context", "signature", "wiring")),
     *(f"fa4build.families.{name}" for name in ("fa4", "quack", "flash_attn_4")),
 }
 CORE = (

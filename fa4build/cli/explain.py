@@ -144,7 +144,7 @@ def _print(explanation: "Explanation", document: dict[str, Any]) -> None:
     if explanation.exp2_mode is not None:
         click.echo(wrapped(f"exp2: {explanation.exp2_mode}", " " * 4, "  "))
     if explanation.template is not None:
-        click.echo(f"  rendered from {explanation.template}, uses {len(explanation.dependencies)} kernel files")
+        click.echo(f"  rendered for {explanation.template}, uses {len(explanation.dependencies)} kernel files")
     _print_compiled(document["id"], document["compiled"])
 
 

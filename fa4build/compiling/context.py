@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from fa4build.compiling.signature import Arg, ScalarArg, signature_for
+from fa4build.compiling.wiring import Wiring
+from fa4build.errors import RenderError
 from fa4build.matrix.axes import Variant
 from fa4build.matrix.tuning import AnyTuning
 
@@ -17,6 +20,7 @@ CUTLASS_TYPES = {
 
 _SCALAR_TYPES = {"f32": "cutlass.Float32", "i32": "cutlass.Int32"}
 _STREAM = "stream"
+MAX_COLUMNS = 120  # of a rendered line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,9 @@ class AttributePath:
 
 
 def context_for(variant: Variant, tuning: AnyTuning) -> dict[str, object]:
-    """Template values: `variant_id`, `symbol`, and every axis and tuning field under its own name.
+    """What a specialization is made of: `variant_id`, `symbol`, and every axis and tuning field under its own name.
 
-    `dtype` is the compiler's type; `op` and `arch` are in the id and decide the template and the compile target.
+    `dtype` is the compiler's type; `op` and `arch` are in the id and decide the kernel and the compile target.
     `parameters` and `arguments` are text: the host function's parameters with their types, and the same names as
     keyword arguments of the kernel, one a line, so that one template serves every layout and feature.
     """
@@ -42,6 +46,30 @@ def context_for(variant: Variant, tuning: AnyTuning) -> dict[str, object]:
         **asdict(tuning),
         "parameters": _lines([f"{name}: {kind}" for name, kind in names] + [_STREAM], indent=4),
         "arguments": _lines([f"{name}={name}" for name in (*(name for name, _ in names), _STREAM)], indent=8),
+    }
+
+
+def wired(values: Mapping[str, object], wiring: Wiring, literal: Callable[[object], str]) -> dict[str, object]:
+    """The template's values for a kernel: `values`, its class, and as text its constants and how they reach it.
+
+    Args: literal: Python source of a value.
+    Raises: RenderError for a field that is neither an axis nor a tuning value.
+    """
+    missing = [of for _, of in wiring.fields if of not in values]
+    if missing:
+        raise RenderError(
+            f"{wiring.kernel} takes {', '.join(missing)}, which is no axis or tuning value of its variant."
+        )
+    constants = "".join(f"{name.upper()} = {literal(values[of])}\n" for name, of in wiring.fields)
+    names = [f"{name}={name.upper()}" for name, _ in wiring.fields]
+    line = ", ".join(names)
+    is_short = len(f"    {wiring.kernel}({line})(") <= MAX_COLUMNS
+    return {
+        **values,
+        "module": wiring.module,
+        "kernel": wiring.kernel,
+        "constants": constants,
+        "configuration": line if is_short else _lines(names, indent=8),
     }
 
 

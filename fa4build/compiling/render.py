@@ -18,7 +18,8 @@ from pathlib import Path
 
 import jinja2
 
-from fa4build.compiling.context import AttributePath, context_for
+from fa4build.compiling.context import AttributePath, context_for, wired
+from fa4build.compiling.wiring import WIRINGS
 from fa4build.errors import RenderError
 from fa4build.matrix.axes import Variant
 from fa4build.matrix.tuning import AnyTuning
@@ -27,6 +28,7 @@ from fa4build.matrix.variants import kernel_for
 KERNELS_PACKAGE = "kernels_src"
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 TEMPLATES_DIR = Path(__file__).resolve().parent / "templates"
+TEMPLATE = "specialization.py.j2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def render(variant: Variant, tuning: AnyTuning, *, source_dir: Path | None = Non
     kernel = kernel_for(variant)
     if kernel is None:
         raise RenderError(f"{variant.id}: no kernel is written for this variant. `fa4build list` shows which are.")
-    text = render_template(kernel.template, context_for(variant, tuning))
+    text = render_template(TEMPLATE, wired(context_for(variant, tuning), WIRINGS[kernel.wiring], literal))
     module = check_specialization(text, name=variant.id)
     return KernelSource(
         variant=variant,
@@ -87,19 +89,17 @@ def render(variant: Variant, tuning: AnyTuning, *, source_dir: Path | None = Non
 
 
 def literal(value: object) -> str:
-    """Python source of a template value: the templates' only filter.
+    """Python source of a constant.
 
     Raises: RenderError for what is no int, bool, str, finite float or attribute path.
     """
-    if isinstance(value, jinja2.Undefined):
-        str(value)  # a strict undefined value raises with its name
     if isinstance(value, AttributePath):
         return value.path
     if type(value) is str:
         return json.dumps(value, ensure_ascii=False)  # double quotes, as the formatter writes them
     if type(value) in (int, bool) or (type(value) is float and math.isfinite(value)):
         return repr(value)
-    raise RenderError(f"{value!r} is no literal. Templates take int, bool, str, finite float and dtypes.")
+    raise RenderError(f"{value!r} is no literal. Kernels take int, bool, str, finite float and dtypes.")
 
 
 @cache
@@ -111,7 +111,6 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # the result is Python, not HTML
         auto_reload=False,  # a process reads a template once, not a time stamp for every kernel
     )
-    environment.filters["literal"] = literal
     return environment
 
 

@@ -218,15 +218,15 @@ class Kernel:
     """A kernel class of `kernels_src`, and the variants it is written for.
 
     Attributes:
-        template: file in `fa4build/compiling/templates` that renders a specialization of it.
+        wiring: row of `fa4build/compiling/wiring.py`, which names the class and the numbers it takes.
         axes: allowed values of every axis; `head_dims` stands for both head dimensions.
     """
 
-    template: str
+    wiring: str
     axes: MappingProxyType[str, tuple]
 
 
-def _forward(template: str, arches: tuple[str, ...], **axes: tuple) -> Kernel:
+def _forward(wiring: str, arches: tuple[str, ...], **axes: tuple) -> Kernel:
     """A row of forward kernels; an axis it leaves out has all masks, and of everything else the plain form alone."""
     plain = {
         "op": ("fwd",),
@@ -240,11 +240,11 @@ def _forward(template: str, arches: tuple[str, ...], **axes: tuple) -> Kernel:
         "softcap": (False,),
         "sink": (False,),
     }
-    return Kernel(template=template, axes=MappingProxyType(plain | axes))
+    return Kernel(wiring=wiring, axes=MappingProxyType(plain | axes))
 
 
-def _backward(template: str, arches: tuple[str, ...], head_dims: tuple[tuple[int, int], ...], cta_group: int) -> Kernel:
-    """A row of backward kernels: every mask, dense and packed, deterministic and not, with softcap and without."""
+def _backward(wiring: str, arches: tuple[str, ...], head_dims: tuple[tuple[int, int], ...], cta_group: int) -> Kernel:
+    """A row of backward kernels: every mask, dense and packed, deterministic and not, with a soft cap and without."""
     axes = {
         "op": ("bwd",),
         "arch": arches,
@@ -256,12 +256,12 @@ def _backward(template: str, arches: tuple[str, ...], head_dims: tuple[tuple[int
         "deterministic": (False, True),
         "softcap": (False, True),
     }
-    return Kernel(template=template, axes=MappingProxyType(axes))
+    return Kernel(wiring=wiring, axes=MappingProxyType(axes))
 
 
-def _helper(template: str, **axes: tuple) -> Kernel:
+def _helper(wiring: str, **axes: tuple) -> Kernel:
     """A row of kernels before or after the main one, of 16-bit types on every target."""
-    return Kernel(template=template, axes=MappingProxyType({"dtype": DTYPES_16_BIT} | axes))
+    return Kernel(wiring=wiring, axes=MappingProxyType({"dtype": DTYPES_16_BIT} | axes))
 
 
 _HOPPER = ("sm90a",)
@@ -278,37 +278,31 @@ _64_TO_256 = (*_64_AND_128, (256, 256))
 _256 = ((256, 256),)
 
 KERNELS: tuple[Kernel, ...] = (
-    _forward("fwd_sm90.py.j2", _HOPPER, head_dims=_UP_TO_256, softcap=_EITHER),
-    _forward("fwd_sm90.py.j2", _HOPPER, head_dims=_UP_TO_256, sink=_ONLY),
-    _forward("fwd_sm90_varlen.py.j2", _HOPPER, head_dims=_UP_TO_256, layout=_PACKED, split=_EITHER),
-    _forward("fwd_sm90_varlen.py.j2", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, split=_EITHER, softcap=_ONLY),
-    _forward("fwd_sm90_varlen.py.j2", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, sink=_ONLY),
-    _forward("fwd_sm100.py.j2", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128),
-    _forward("fwd_sm100.py.j2", _BLACKWELL, head_dims=_UP_TO_192, softcap=_EITHER),
-    _forward("fwd_sm100.py.j2", _BLACKWELL, head_dims=_UP_TO_192, sink=_ONLY),
-    _forward("fwd_sm100_2cta.py.j2", _BLACKWELL, head_dims=((128, 128), (192, 128)), mask=("full",), cta_group=(2,)),
-    _forward("fwd_sm100_2cta_hd256.py.j2", _BLACKWELL, head_dims=_256, cta_group=(2,)),
-    _forward(
-        "fwd_sm100_varlen.py.j2", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER
-    ),
-    _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_UP_TO_192, layout=_PACKED, split=_EITHER),
-    _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER, softcap=_ONLY),
-    _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, sink=_ONLY),
-    _forward(
-        "fwd_sm100_varlen_hd256.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, split=_EITHER, softcap=_EITHER
-    ),
-    _forward("fwd_sm100_varlen_hd256.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, sink=_ONLY),
-    _backward("bwd_sm90.py.j2", _HOPPER, _UP_TO_128, cta_group=1),
-    _backward("bwd_sm90_hd256.py.j2", _HOPPER, ((192, 128), (256, 256)), cta_group=1),
-    _backward("bwd_sm100.py.j2", _BLACKWELL, _UP_TO_128, cta_group=1),
-    _backward("bwd_sm100_2cta_hd128.py.j2", _BLACKWELL, ((128, 128),), cta_group=2),
-    _backward("bwd_sm100_2cta_hd192.py.j2", _BLACKWELL, ((192, 128),), cta_group=2),
-    _backward("bwd_sm100_2cta_hd256.py.j2", _BLACKWELL, _256, cta_group=2),
-    _helper("fwd_combine.py.j2", op=("fwd_combine",), sink=_EITHER),
-    _helper("bwd_preprocess.py.j2", op=("bwd_preprocess",), layout=("dense", "varlen")),
-    _helper(
-        "bwd_postprocess.py.j2", op=("bwd_postprocess",), layout=("dense", "varlen"), cta_group=(1,), sink=(False,)
-    ),
+    _forward("fwd_sm90", _HOPPER, head_dims=_UP_TO_256, softcap=_EITHER),
+    _forward("fwd_sm90", _HOPPER, head_dims=_UP_TO_256, sink=_ONLY),
+    _forward("fwd_sm90_varlen", _HOPPER, head_dims=_UP_TO_256, layout=_PACKED, split=_EITHER),
+    _forward("fwd_sm90_varlen", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, split=_EITHER, softcap=_ONLY),
+    _forward("fwd_sm90_varlen", _HOPPER, head_dims=_64_TO_256, layout=_PACKED, sink=_ONLY),
+    _forward("fwd_sm100", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128),
+    _forward("fwd_sm100", _BLACKWELL, head_dims=_UP_TO_192, softcap=_EITHER),
+    _forward("fwd_sm100", _BLACKWELL, head_dims=_UP_TO_192, sink=_ONLY),
+    _forward("fwd_sm100_2cta", _BLACKWELL, head_dims=((128, 128), (192, 128)), mask=("full",), cta_group=(2,)),
+    _forward("fwd_sm100_2cta_hd256", _BLACKWELL, head_dims=_256, cta_group=(2,)),
+    _forward("fwd_sm100_varlen", _BLACKWELL, dtype=DTYPES_FP8, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER),
+    _forward("fwd_sm100_varlen", _BLACKWELL, head_dims=_UP_TO_192, layout=_PACKED, split=_EITHER),
+    _forward("fwd_sm100_varlen", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER, softcap=_ONLY),
+    _forward("fwd_sm100_varlen", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, sink=_ONLY),
+    _forward("fwd_sm100_varlen_hd256", _BLACKWELL, head_dims=_256, layout=_PACKED, split=_EITHER, softcap=_EITHER),
+    _forward("fwd_sm100_varlen_hd256", _BLACKWELL, head_dims=_256, layout=_PACKED, sink=_ONLY),
+    _backward("bwd_sm90", _HOPPER, _UP_TO_128, cta_group=1),
+    _backward("bwd_sm90_hd256", _HOPPER, ((192, 128), (256, 256)), cta_group=1),
+    _backward("bwd_sm100", _BLACKWELL, _UP_TO_128, cta_group=1),
+    _backward("bwd_sm100_2cta_hd128", _BLACKWELL, ((128, 128),), cta_group=2),
+    _backward("bwd_sm100_2cta_hd192", _BLACKWELL, ((192, 128),), cta_group=2),
+    _backward("bwd_sm100_2cta_hd256", _BLACKWELL, _256, cta_group=2),
+    _helper("fwd_combine", op=("fwd_combine",), sink=_EITHER),
+    _helper("bwd_preprocess", op=("bwd_preprocess",), layout=("dense", "varlen")),
+    _helper("bwd_postprocess", op=("bwd_postprocess",), layout=("dense", "varlen"), cta_group=(1,), sink=(False,)),
 )
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa4build.compiling.context import CUTLASS_TYPES, AttributePath, context_for
+from fa4build.compiling.context import CUTLASS_TYPES, AttributePath, context_for, wired
 from fa4build.compiling.render import (
+    TEMPLATE,
     TEMPLATES_DIR,
     check_specialization,
     kernels_source_dir,
@@ -24,6 +25,7 @@ from fa4build.compiling.render import (
     render_template,
 )
 from fa4build.compiling.signature import TensorArg, signature_for
+from fa4build.compiling.wiring import WIRINGS
 from fa4build.errors import RenderError
 from fa4build.matrix.tuning import Tuning, tuning_for
 from fa4build.matrix.variants import KERNELS, parse_variant, written_variants
@@ -131,22 +133,39 @@ def test_an_unwritten_variant_is_a_render_error():
 # --- templates --------------------------------------------------------------------------------------------------------
 
 
-def test_templates_state_facts_and_hold_no_logic():
-    """No statement tags: a template that wants `if` is two templates, or a decision for context.py."""
-    templates = sorted(TEMPLATES_DIR.glob("*.j2"))
+def test_the_template_states_facts_and_holds_no_logic():
+    """One for all kernels, without statement tags: a choice is a row of wiring.py, or made in context.py."""
+    (template,) = TEMPLATES_DIR.iterdir()
 
-    assert {kernel.template for kernel in KERNELS} == {path.name for path in templates}
-    for path in templates:
-        assert "{%" not in path.read_text(encoding="utf-8")
+    assert template.name == TEMPLATE
+    assert "{%" not in template.read_text(encoding="utf-8")
 
 
-def test_an_undefined_name_is_a_render_error_that_names_it():
+def test_every_kernel_has_a_row_and_every_row_a_kernel():
+    """A class that exists, and no argument twice."""
+    assert {kernel.wiring for kernel in KERNELS} == set(WIRINGS)
+    for wiring in WIRINGS.values():
+        path = kernels_source_dir().parent / (wiring.module.replace(".", "/") + ".py")
+        assert f"\nclass {wiring.kernel}" in path.read_text(encoding="utf-8")
+        assert len({name for name, _ in wiring.fields}) == len(wiring.fields)
+
+
+def test_a_number_that_a_variant_lacks_is_a_render_error_that_names_it():
     """Never an empty string."""
     values = context_for(HOPPER, tuning_for(HOPPER))
     del values["tile_n"]
 
-    with pytest.raises(RenderError, match=r"template fwd_sm90\.py\.j2: 'tile_n' is undefined"):
-        render_template("fwd_sm90.py.j2", values)
+    with pytest.raises(RenderError, match=r"ForwardSm90 takes tile_n, which is no axis or tuning value"):
+        wired(values, WIRINGS["fwd_sm90"], literal)
+
+
+def test_an_undefined_name_is_a_render_error_that_names_it():
+    """Of the template's own names."""
+    values = wired(context_for(HOPPER, tuning_for(HOPPER)), WIRINGS["fwd_sm90"], literal)
+    del values["parameters"]
+
+    with pytest.raises(RenderError, match=r"template specialization\.py\.j2: 'parameters' is undefined"):
+        render_template(TEMPLATE, values)
 
 
 def test_a_missing_template_is_a_render_error():

@@ -1,4 +1,4 @@
-"""Contract: every kind of sm90a forward kernel compiles without spills and consists of the instructions it should.
+"""Contract: every kind of sm90a forward kernel consists of the instructions it should.
 
 What it computes is tested elsewhere: in the simulator, and on a GPU by the proof. Here: what the compiler made of it,
 read from the PTX, and which combinations the constructor refuses.
@@ -14,8 +14,6 @@ from tests.built import cubin_of
 
 pytestmark = pytest.mark.dsl
 
-SHARED_MEMORY_LIMIT = 232448  # bytes a block of sm_90 may have
-
 
 @pytest.fixture(
     scope="module", params=["bf16-hd64-causal", "fp16-hd128-local", "bf16-hd192x128-full", "bf16-hd256-full"]
@@ -26,14 +24,6 @@ def built(request):
     tuning = tuning_for(variant)
     cubin = cubin_of(variant.id)
     return tuning, variant.head_dims, {"full": 1, "causal": 2, "local": 3}[variant.mask], cubin
-
-
-def test_nothing_spills_and_nothing_is_in_local_memory(built):
-    """Registers hold S, P and O; a block fits in shared memory."""
-    _, _, _, cubin = built
-    assert (cubin.spill_bytes, cubin.local_bytes) == (0, 0)
-    assert ".local" not in cubin.ptx
-    assert cubin.shared_bytes <= SHARED_MEMORY_LIMIT
 
 
 def test_products_have_the_tiles_of_the_tuning_row(built):

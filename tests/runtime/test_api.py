@@ -16,7 +16,7 @@ import fa4_kernels  # noqa: E402
 import numpy as np  # noqa: E402
 from fa4_kernels import CaptureError, InputError, NoKernelError, loader, packs  # noqa: E402
 from fa4_kernels.plan import encode_plan  # noqa: E402
-from fa4_kernels.problems import Offsets  # noqa: E402
+from fa4_kernels.windows import Offsets  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 

@@ -15,6 +15,7 @@ pytest.importorskip("fa4_kernels")
 from fa4_kernels import gradients  # noqa: E402
 from fa4_kernels.dispatch import Problem  # noqa: E402
 from fa4_kernels.errors import NoKernelError  # noqa: E402
+from fa4_kernels.windows import Offsets  # noqa: E402
 
 SHAPE = (1, 5, 2, 64)
 
@@ -64,7 +65,7 @@ def test_ours_where_no_other_family_describes_it(ours, family, described_by, cha
         gradients.load_backward(runtime(family, described_by), problem(**changes), 0, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("mask", "window"), [("causal", (1 << 30, 0)), ("local", (7, 3))])
+@pytest.mark.parametrize(("mask", "window"), [("causal", Offsets(1 << 30, 0)), ("local", Offsets(7, 3))])
 def test_the_recipe_gets_the_results_of_the_forward(ours, monkeypatch, mask, window):
     """By name, contiguous, with the window only where the recipe takes one; its results are the gradients."""
     seen = {}
@@ -100,4 +101,4 @@ def test_ours_where_no_recipe_fits_and_for_gradients_of_lse(ours, monkeypatch):
     launches = gradients.load_backward(runtime("upstream", "upstream"), problem(), 0, torch.device("cpu"))
     for dlse in (None, torch.zeros(1, 2, 5)):
         with pytest.raises(NoKernelError, match="ours"):
-            gradients.compute_gradients(launches, tensors(), torch.ones(SHAPE), dlse, 0.125, (1 << 30, 0))
+            gradients.compute_gradients(launches, tensors(), torch.ones(SHAPE), dlse, 0.125, Offsets(1 << 30, 0))

@@ -57,8 +57,9 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 TAKE_TENSORS = (
-    *("allocation.py", "answers.py", "api.py", "autograd.py", "flops.py", "general.py", "gradients.py", "hf.py"),
-    *("observers.py", "ops.py", "packed.py", "problems.py", "recipes.py", "sdpa.py", "torch_backend.py"),
+    *("allocation.py", "answers.py", "api.py", "attention.py", "autograd.py", "calls.py", "flops.py", "gradients.py"),
+    *("hf.py", "observers.py", "ops.py", "packed.py", "problems.py", "recipes.py", "scalars.py", "sdpa.py"),
+    "torch_backend.py",
     *(f"stacks/{name}.py" for name in ("cache", "flash_attn_2", "flash_attn_3", "flash_attn_4")),
     *(f"stacks/{name}.py" for name in ("padding", "raw", "rotary")),
 )

@@ -302,8 +302,10 @@ def test_autocast_holds_inside_a_compiled_function(runtime):
 @pytest.mark.parametrize("what", ["batch", "length", "keys"])
 def test_caches_of_any_size_share_two_graphs(runtime, what):
     """12 sizes: one graph for the first, one for all."""
+    from torch._dynamo.testing import CompileCounter
+
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
 
     @torch.compile(backend=counter, fullgraph=True)
     def step(q, k, v, used):

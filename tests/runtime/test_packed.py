@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import fa4_kernels  # noqa: E402
 from fa4_kernels import InputError, NoKernelError, answers, api, gradients, loader  # noqa: E402
-from fa4_kernels.problems import Offsets  # noqa: E402
+from fa4_kernels.windows import Offsets  # noqa: E402
 
 from tests.runtime.reference_kernels import ReferenceRuntime  # noqa: E402
 

@@ -252,12 +252,27 @@ def test_other_shapes_are_left_to_python(in_c):
         in_c(PACKED, zeros(26, 4, 64), *args, **options)
 
 
+@pytest.mark.parametrize("converted", ["q", "keys and values"])
+def test_what_autocast_converts_is_converted_at_each_call(runtime, fake, converted):
+    """Where the rest has its dtype already, too: nothing is told of tensors that no kernel was given."""
+    (q, keys, values, used), options = cache(1, causal=True, num_splits=1)
+    if converted == "q":
+        q = q.float()
+    else:
+        keys, values = keys.float(), values.float()
+    with torch.autocast("cpu", BF16), torch.no_grad():
+        for _ in range(4):
+            out, _ = packed.flash_attn_with_kvcache(q, keys, values, used, **options)
+            assert out.dtype == BF16
+    assert len(fake.launches) == 4
+
+
 def test_gradients_are_left_to_python(in_c, monkeypatch):
     """Of q or of the sink, unless none are recorded."""
     args, options = CALLS["varlen, sink"][1:]
     told(PACKED, *args, **options)
     wanted = (args[0].clone().requires_grad_(), *args[1:])
-    monkeypatch.setattr(packed, "run_operator", lambda call, deterministic: ("operator", None))
+    monkeypatch.setattr(packed, "run_operator", lambda call: ("operator", None))
 
     assert in_c(PACKED, *wanted, **options) == ("operator", None)
     assert in_c(PACKED, *args, **options | {"learnable_sink": SINK.clone().requires_grad_()}) == ("operator", None)

@@ -105,6 +105,64 @@ def test_results_have_the_strides_that_torch_promises(active):
         assert results[4:6] == promised[4:6] == (40, 40)
 
 
+@pytest.mark.parametrize("rows", [2, 16, 40])
+def test_few_queries_have_them_too(active, rows):
+    """Whose keys may be split: compiled programs read a result where the meta function says that it lies."""
+    q, k = drawn(2, 4, rows, 64), drawn(2, 4, 1024, 64, seed=1)
+    found = aten._scaled_dot_product_flash_attention(q, k, k)
+    promised = aten._scaled_dot_product_flash_attention(*(x.to("meta") for x in (q, k, k)))
+
+    assert found[0].stride() == promised[0].stride()
+    close(found[0], attention(q, k, k))
+
+
+@pytest.mark.parametrize("window", [(None, None), (3, 0)], ids=str)
+def test_so_have_windows_and_packed_rows_of_any_order(active, window):
+    """q with heads before rows: dense with a window, packed; and their gradients."""
+    options = {"window_size_left": window[0], "window_size_right": window[1]}
+    starts = torch.tensor([0, 10, 30], dtype=torch.int32)
+    for q, lists in (
+        (drawn(2, 4, 30, 64).transpose(1, 2), (None, None, 30, 30)),
+        (drawn(4, 30, 64).transpose(0, 1), (starts, starts, 20, 20)),
+    ):
+        assert not q.is_contiguous()
+        out, lse, state, unused, _ = aten._flash_attention_forward(q, q, q, *lists, 0.0, False, False, **options)
+        rest = (out, lse, *lists, 0.0, False, state, unused)
+        gradients = aten._flash_attention_backward(out, q, q, q, *rest, **options)
+
+        assert [x.stride() for x in (out, *gradients)] == [torch.empty_like(q).stride()] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda q, k, v: (q[:1], k, v), id="batch"),
+        pytest.param(lambda q, k, v: (q[:, :3], k, v), id="heads"),
+        pytest.param(lambda q, k, v: (q, k[:, :, :5], v), id="keys"),
+        pytest.param(lambda q, k, v: (q[..., :32], k, v), id="head_dim"),
+    ],
+)
+def test_tensors_that_do_not_go_together_are_torchs_to_refuse(active, originals, change):
+    """Whoever calls the operator itself: nothing is launched on them, also where there is no key to launch for."""
+    q, k = drawn(2, 4, 16, 64), drawn(2, 2, 16, 64, seed=1)
+    loader.runtime().launched.clear()
+    aten._scaled_dot_product_flash_attention(*change(q, k, k))
+
+    assert len(originals["aten::_scaled_dot_product_flash_attention"].calls) == 1
+    assert loader.runtime().launched == []
+
+
+def test_a_level_of_forward_derivatives_changes_nothing_for_tensors_without(active):
+    """torch refuses tangents before our kernels are asked."""
+    from torch.autograd import forward_ad
+
+    q = drawn(1, 2, 16, 64)
+    with forward_ad.dual_level():
+        out = aten._scaled_dot_product_flash_attention(q, q, q)[0]
+    close(out, attention(q, q, q))
+    assert list(counts.served().answered.values()) == [1]
+
+
 def test_gradients_have_the_strides_that_torch_promises(active):
     """Those of q, k and v."""
     q = drawn(2, 40, 4, 64).transpose(1, 2)

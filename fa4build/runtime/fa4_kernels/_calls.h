@@ -322,7 +322,7 @@ static int window_side(PyObject *side, int64_t *number) {
     return given >= 0;
 }
 
-/* The mask and its numbers, as canonical_mask (problems.py) has them; -1 for what is left to Python. */
+/* The mask and its numbers, as offsets_of (windows.py) has them; -1 for what is left to Python. */
 static int window_mask(int causal, PyObject *window, int64_t *left, int64_t *right) {
     if (!PyTuple_CheckExact(window) || PyTuple_Size(window) != 2) return -1;
     if (window_side(PyTuple_GetItem(window, 0), left) < 0 || window_side(PyTuple_GetItem(window, 1), right) < 0)

@@ -6,13 +6,14 @@ follows from the shapes of its tensors and from its other arguments; this module
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from . import loader
 from .allocation import CAN_ANSWER, SCRATCH_ROWS, Maker, is_kept, lse_scratch, tensor_maker
-from .general import Call, ForwardLaunches, launches_for
+from .attention import ForwardLaunches, launches_for
+from .calls import Arguments, Call
 from .problems import FP8_DTYPES
 
 Tensor = torch.Tensor
@@ -22,29 +23,7 @@ _AS_IT_IS, _MERGED, _LED = 0, 2, 4  # ways to see a tensor, see _launcher.pyi
 _NUM_TENSORS = 9  # the first of Arguments
 _MAX_COUNTED = 4096
 _TOLD_AGAIN = 64  # the launcher may have forgotten it
-_counts: dict[tuple[Any, ...], int] = loader.seen_calls
-
-
-class Arguments(NamedTuple):
-    """What a call depends on, as flash_attn_varlen_func names it; `answer` takes a plain tuple in this order."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k: Tensor | None
-    seqused_q: Tensor | None
-    seqused_k: Tensor | None
-    page_table: Tensor | None
-    learnable_sink: Tensor | None
-    max_seqlen_q: int | None
-    max_seqlen_k: int | None
-    softmax_scale: float | None
-    causal: bool
-    window_size: tuple[int | None, int | None]
-    softcap: float
-    num_splits: int
-    return_lse: bool
+_counts: dict[tuple[Any, ...], int] = loader.remembered("count")
 
 
 def _answer_none(arguments: tuple[Any, ...]) -> Any:
@@ -88,7 +67,7 @@ def _is_plain(arguments: Arguments) -> bool:
 
 
 def _tell(arguments: Arguments, call: Call) -> None:
-    """What general.forward does, as data."""
+    """What attention.forward does, as data."""
     global answer
     num_splits, launches = launches_for(call)
     values = _Values(arguments, call.q.device)

@@ -9,54 +9,52 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from . import loader, ops
-from .abi import OUTPUT_DTYPES, WINDOW_UNBOUNDED
+from .abi import OUTPUT_DTYPES
 from .allocation import CAN_ANSWER, lse_scratch, tensor_maker
+from .attention import attend, backward, bound_backward, forward
 from .autograd import Attention
+from .calls import DENSE, Arguments, Call, Factors, call_of, plain, refuse_shapes, with_tensors
 from .dispatch import Decision, extents_of, steps_of
-from .errors import DriverError, InputError, LayoutError, NoKernelError
-from .general import Call, Lists, forward
-from .gradients import BackwardLaunches, compute_gradients, load_backward, run_copying
-from .observers import autocast, is_observed, refuse_transforms
+from .errors import DriverError, InputError, LayoutError
+from .gradients import run_copying
+from .observers import autocast
 from .packed import (
-    attend_with_features,
     flash_attn_combine,  # noqa: F401  public function of the package
     flash_attn_varlen_func,  # noqa: F401  public function of the package
     flash_attn_with_kvcache,  # noqa: F401  public function of the package
+    refuse_unserved,
 )
-from .problems import (
-    DTYPES,
-    FP8_DTYPES,
-    NO_WINDOW,
-    TORCH_DTYPES,
-    Offsets,
-    canonical_mask,
-    check_alike,
-    checked_flag,
-    checked_scale,
-    checked_softcap,
-    ordinal_of,
-    problem_for,
-    refuse_positional,
-    requested_features,
-)
+from .problems import DTYPES, FP8_DTYPES, TORCH_DTYPES, check_alike, ordinal_of, problem_for, requested_features
 from .recipes import call, explain_call  # noqa: F401  public functions of the package
-from .splitting import checked_splits
+from .scalars import checked_flag, checked_softcap, checked_splits, default_scale, refuse_positional
+from .windows import NO_WINDOW, Window, offsets, offsets_of
 
 _MAX_BOUND = 4096
 _MASKS = ("full", "causal", "local")  # numbered as in _calls.h
 
-# (dtype, head_dim, head_dim_v, device, mask) -> (run, num_sms, default softmax_scale, new_out, new_lse, tell_extents).
-# The two before the last allocate: `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest
-# way torch documents. For the last, or None, see `_tell`.
-# ("bwd", dtype, head_dim, head_dim_v, device, mask, deterministic) -> BackwardLaunches.
-_bound: dict[tuple[Any, ...], Any] = loader.bound
 
-_is_grad_enabled = torch.is_grad_enabled
+class _Bound(NamedTuple):
+    """The kernel of one configuration of dense calls, and what its calls need.
+
+    new_out, new_lse allocate: `tensor.new_empty(a, b, c)` of a tensor that has the dtype already is the fastest way
+    torch documents. tell_extents: see `_tell`, or None.
+    """
+
+    run: Callable[..., Any]
+    num_sms: int
+    new_out: Callable[..., torch.Tensor]
+    new_lse: Callable[..., torch.Tensor]
+    tell_extents: Callable[..., None] | None
+
+
+# (dtype, head_dim, head_dim_v, device, mask) -> what is bound.
+_bound: dict[tuple[Any, ...], _Bound] = loader.remembered("dense")
+
 _is_compiling = torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _P = ParamSpec("_P")
@@ -72,6 +70,10 @@ def _answer_none(*arguments: object) -> Any:
 _answer: Callable[..., Any] = _answer_none
 
 
+_UNSERVED = (
+    *("qv", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "aux_tensors", "aux_scalars"),
+    *("block_sparse_tensors", "block_sparse_tensors_bwd", "gather_bwd_recompute_p", "gather_bwd_token_chunk"),
+)
 _AFTER_TENSORS = ("softmax_scale", "causal", "window_size")
 
 
@@ -111,7 +113,7 @@ def flash_attn_func(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     deterministic: bool | None = None,
     return_lse: bool = False,
     qv: torch.Tensor | None = None,
@@ -164,129 +166,109 @@ def flash_attn_func(
         torch.autocast q, k and v are converted as torch's scaled_dot_product_attention does it; under other modes and
         transforms of torch the call is the operator `torch.ops.fa4_kernels.attention`. There are no second derivatives.
     """
-    unserved = {"qv": qv, "gather_kv_indices": gather_kv_indices, "score_mod": score_mod, "mask_mod": mask_mod}
-    unserved |= {"aux_tensors": aux_tensors, "aux_scalars": aux_scalars, "block_sparse_tensors": block_sparse_tensors}
-    unserved |= {"score_mod_bwd": score_mod_bwd, "block_sparse_tensors_bwd": block_sparse_tensors_bwd}
-    unserved |= {"gather_bwd_token_chunk": gather_bwd_token_chunk}
-    unserved |= {"gather_bwd_recompute_p": gather_bwd_recompute_p or None}
-    served = {"learnable_sink": learnable_sink, "softcap": checked_softcap(softcap) or None}
-    served |= {"num_splits": None if checked_splits(num_splits) == 1 else num_splits}
-    descales = (q_descale, k_descale, v_descale)
-    if any(x is not None for x in (*unserved.values(), *served.values(), *descales)):
-        features = {"learnable_sink": learnable_sink, "softcap": softcap, "num_splits": num_splits}
-        features |= {"deterministic": deterministic, "return_lse": return_lse, "descales": descales}
-        return attend_with_features(q, k, v, softmax_scale, causal, window_size, **features, **unserved)
-
+    softcap, num_splits = checked_softcap(softcap), checked_splits(num_splits)
+    features = (
+        learnable_sink, q_descale, k_descale, v_descale, qv, gather_kv_indices, score_mod, score_mod_bwd, mask_mod,
+        aux_tensors, aux_scalars, block_sparse_tensors, block_sparse_tensors_bwd, gather_bwd_recompute_p or None,
+        gather_bwd_token_chunk,
+    )  # fmt: skip
+    if softcap or num_splits != 1 or _is_any_given(features):
+        if _is_any_given(features[4:]):
+            _refuse_features(q, k, v, causal, window_size, dict(zip(_UNSERVED, features[4:], strict=True)))
+        numbers = (None, None, softmax_scale, causal, window_size, softcap, num_splits, return_lse)
+        given = Arguments(q, k, v, *DENSE, learnable_sink, *numbers)
+        return _attend_with_features(given, (q_descale, k_descale, v_descale), deterministic)
     q, k, v = autocast(q, k, v)
     if not _is_compiling():  # with options that ask for nothing
         answer = _answer(q, k, v, softmax_scale, causal, window_size, return_lse)
         if answer is not None:
             return answer
-
-    try:
-        batch, _, num_heads_q, head_dim = q.shape
-        batch_k, seqlen_k, num_heads_kv, head_dim_k = k.shape
-        batch_v, seqlen_v, num_heads_v, _ = v.shape
-        needs_grad = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    except (AttributeError, ValueError):
-        _refuse_shapes(q, k, v)
-    if (
-        head_dim != head_dim_k
-        or batch != batch_k
-        or batch != batch_v
-        or seqlen_k != seqlen_v
-        or num_heads_kv != num_heads_v
-        or (num_heads_q % num_heads_kv if num_heads_kv else num_heads_q)
-    ):
-        _refuse_shapes(q, k, v)
-    refuse_transforms(q=q, k=k, v=v)
-    mask, left, right = canonical_mask(causal, window_size)
+    asked = plain(q, k, v, softmax_scale, offsets_of(causal, window_size), deterministic)
     return_lse = checked_flag("return_lse", return_lse)
-    if softmax_scale is not None:
-        softmax_scale = checked_scale(softmax_scale, head_dim)
-    if needs_grad or _is_compiling() or is_observed(q, k, v):
-        return _attend(q, k, v, softmax_scale, (mask, left, right), deterministic, return_lse)
-    out, lse = _dense(q, k, v, softmax_scale, mask, left, right)
+    if asked.is_for_operator or asked.needs_gradients:
+        out, lse = _attend(asked, return_lse)
+    else:
+        out, lse = _dense(asked)
     return out, (lse if return_lse else None)
 
 
-def _dense(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    mask: str,
-    left: int,
-    right: int,
-    results: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of a call that has been checked, without gradients and whoever looks on.
+def _is_any_given(features: tuple[Any, ...]) -> bool:
+    for feature in features:
+        if feature is not None:
+            return True
+    return False
+
+
+def _refuse_features(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: Window, given: dict[str, Any]
+) -> None:
+    """The error of features that no kernel takes, unless the tensors are no call at all."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in (q, k, v)):
+        refuse_shapes(q, k, v)
+    refuse_unserved(q, v, causal, window_size, "dense", given)
+
+
+def _attend_with_features(
+    given: Arguments, descales: Factors, deterministic: bool | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """flash_attn_func for a call with features."""
+    if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in given[:3]):
+        refuse_shapes(*given[:3])
+    return_lse = checked_flag("return_lse", given.return_lse)
+    cast = with_tensors(given, *autocast(given.q, given.k, given.v))
+    out, lse = attend(call_of(cast, descales, deterministic))
+    return out, (lse if return_lse else None)
+
+
+def _attend(asked: Call, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with gradients, inside torch.compile, or while something of torch looks on."""
+    q, k, v, scale = asked.q, asked.k, asked.v, asked.softmax_scale
+    if asked.is_for_operator:
+        return torch.ops.fa4_kernels.attention(q, k, v, scale, *asked.window, asked.deterministic)
+
+    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _operator_forward(q, k, v, scale, *asked.window, asked.deterministic)
+
+    launches = bound_backward(asked)
+    return Attention.apply(q, k, v, launch, launches, scale, asked.window, asked.deterministic, return_lse)
+
+
+def _dense(asked: Call, results: tuple[torch.Tensor, torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of a dense call without features, without gradients and whoever looks on.
 
     results: where they are to be written, in any strides that the kernel takes; 16-bit types only.
     """
-    batch, seqlen_q, num_heads_q, head_dim = q.shape
-    seqlen_k, head_dim_v, device = k.shape[1], v.shape[3], q.get_device()
-    bound = _bound.get((q.dtype, head_dim, head_dim_v, device, mask))
+    q, k, v, window = asked.q, asked.k, asked.v, asked.window
+    (batch, seqlen_q, num_heads, head_dim), head_dim_v, mask = q.shape, v.shape[3], window.mask
+    bound = _bound.get((q.dtype, head_dim, head_dim_v, q.get_device(), mask))
     if bound is None:
         if q.dtype in FP8_DTYPES:
-            return forward(Call(q, k, v, Lists(), checked_scale(softmax_scale, head_dim), (left, right)))
+            return forward(asked)
         bound = _bind(q, k, v, mask)
-    run, num_sms, default_scale, new_out, new_lse, tell_extents = bound
-    if softmax_scale is None:
-        softmax_scale = default_scale
     if results is None:
-        results = new_out(batch, seqlen_q, num_heads_q, head_dim_v), new_lse(batch, num_heads_q, seqlen_q)
+        results = bound.new_out(batch, seqlen_q, num_heads, head_dim_v), bound.new_lse(batch, num_heads, seqlen_q)
     out, lse = results
-    if not (batch and seqlen_q and num_heads_q and seqlen_k) or left + right < 0:
+    if asked.is_empty:
         check_alike(q, k, v)
-        out.zero_()
-        lse.fill_(-math.inf)
-    else:
-        try:
-            run(q, k, v, out, lse, softmax_scale, left, right, num_sms)
-        except LayoutError:
-            run_copying(run, [q, k, v], (out, lse, softmax_scale, left, right, num_sms))
-        if tell_extents is not None:
-            tell_extents(q, k, v)
+        return out.zero_(), lse.fill_(-math.inf)
+    try:
+        bound.run(q, k, v, out, lse, asked.softmax_scale, *window, bound.num_sms)
+    except LayoutError:
+        run_copying(bound.run, [q, k, v], (out, lse, asked.softmax_scale, *window, bound.num_sms))
+    if bound.tell_extents is not None:
+        bound.tell_extents(q, k, v)
     return out, lse
 
 
-def attend_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    softmax_scale: float | None,
-    causal: bool,
-) -> None:
-    """Forward into `out` and `lse`, for the operators of others: no gradients, no modes, shapes not looked at.
+def attend_into(asked: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Forward of a dense call without features into `out` and `lse`, for the operators of others: 16-bit types, no
+    gradients, no modes.
 
-    Args: q, k, v: as flash_attn_func, 16-bit. out: (batch, seqlen_q, num_heads_q, head_dim_v), any strides with a last
-        one of 1 and others of multiples of 16 bytes. lse: (batch, num_heads_q, seqlen_q), float32, contiguous.
+    Args: out: (batch, seqlen_q, num_heads_q, head_dim_v), any strides with a last one of 1 and others of multiples of
+        16 bytes. lse: (batch, num_heads_q, seqlen_q), float32, contiguous.
     Raises: NoKernelError, InputError, LayoutError before anything is launched.
     """
-    _dense(q, k, v, softmax_scale, *canonical_mask(causal, NO_WINDOW), (out, lse))
-
-
-def gradients_into(
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    dout: torch.Tensor,
-    *,
-    softmax_scale: float,
-    causal: bool,
-    deterministic: bool,
-) -> None:
-    """Backward into dq, dk, dv, for the operators of others. tensors: q, k, v, and the forward's out and lse.
-
-    Raises: NoKernelError, InputError before anything is launched.
-    """
-    q, k, v, *_ = tensors
-    mask, left, right = canonical_mask(causal, NO_WINDOW)
-    launches = _bind_backward(q, k, v, mask, deterministic)
-    compute_gradients(launches, tensors, dout, None, softmax_scale, (left, right), gradients=gradients)
+    _dense(asked, (out, lse))
 
 
 def explain(
@@ -296,7 +278,7 @@ def explain(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     deterministic: bool = False,
     op: str = "fwd",
     layout: str = "dense",
@@ -308,7 +290,7 @@ def explain(
         is about the first that is missing, or else about the first.
     Raises: InputError when the tensors are not on a GPU or of a dtype no kernel takes.
     """
-    mask = canonical_mask(causal, window_size)[0]
+    mask = offsets_of(causal, window_size).mask
     features = requested_features(options)
     problem = problem_for(q, v, mask, op=op, layout=layout, deterministic=deterministic, features=features)
     ordinal = ordinal_of(
@@ -368,7 +350,7 @@ def require_evidence(level: str | None, *, accept_claims: bool = False) -> None:
 # Below: taken once a configuration, or on the way to an error.
 
 
-def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[Any, int, float, Any, Any, Any]:
+def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> _Bound:
     """Decide, load and remember. Everything in the key of `_bound` is all that the result depends on."""
     check_alike(q, k, v)
     problem, ordinal, head_dim = problem_for(q, v, mask), ordinal_of(q), q.shape[-1]
@@ -376,16 +358,16 @@ def _bind(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple
     if len(_bound) >= _MAX_BOUND:
         _bound.clear()
     launch = runtime.launch_for(problem, ordinal)
-    num_sms, default_scale = runtime.device(ordinal).sm_count, 1.0 / math.sqrt(head_dim)
+    num_sms = runtime.device(ordinal).sm_count
     out = tensor_maker(TORCH_DTYPES[OUTPUT_DTYPES[problem.dtype]], q.device)
     lse = tensor_maker(torch.float32, q.device)
-    bound = (launch.run, num_sms, default_scale, out[1], lse[1], None)
+    bound = _Bound(launch.run, num_sms, out[1], lse[1], None)
     if CAN_ANSWER:
         scratch = lse_scratch(q.device, is_capturing=runtime.is_capturing)
         if scratch is None:  # a capture: its calls are decided each, and the first one after it is remembered
             return bound
-        told = ((_MASKS.index(mask), head_dim, v.shape[-1]), (default_scale, num_sms, out, lse, scratch))
-        bound = (*bound[:5], _tell(launch, *told))
+        facts = (default_scale(head_dim), num_sms, out, lse, scratch)
+        bound = bound._replace(tell_extents=_tell(launch, (_MASKS.index(mask), head_dim, v.shape[-1]), facts))
     _bound[(q.dtype, head_dim, v.shape[-1], q.get_device(), mask)] = bound
     return bound
 
@@ -406,83 +388,15 @@ def _tell(launch: Any, key: tuple[int, int, int], facts: tuple[Any, ...]) -> Cal
     return tell_extents
 
 
-def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> NoReturn:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise InputError(f"{name} is a {type(tensor).__name__}, a torch tensor is expected")
-        if tensor.dim() != 4:
-            expected = "(batch, seqlen, num_heads, head_dim)"
-            raise InputError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
-        raise InputError(f"batch differs: {shapes}")
-    if k.shape[1] != v.shape[1]:
-        raise InputError(f"seqlen_k of k and v differs: {shapes}")
-    if k.shape[2] != v.shape[2]:
-        raise InputError(f"num_heads_kv of k and v differs: {shapes}")
-    if q.shape[3] != k.shape[3]:
-        raise InputError(f"head_dim of q and k differs: {shapes}")
-    raise InputError(f"num_heads_q = {q.shape[2]} is no multiple of num_heads_kv = {k.shape[2]}: {shapes}")
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    window: tuple[str, int, int],
-    deterministic: bool | None,
-    return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention with gradients, inside torch.compile, or while something of torch looks on."""
-    mask, left, right = window
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    deterministic = checked_flag("deterministic", deterministic)
-    scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
-    if _is_compiling() or is_observed(q, k, v):
-        out, lse = torch.ops.fa4_kernels.attention(q, k, v, scale, left, right, deterministic)
-        return out, (lse if return_lse else None)
-
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _operator_forward(q, k, v, scale, left, right, deterministic)
-
-    launches = _bind_backward(q, k, v, mask, deterministic)
-    out, lse = Attention.apply(q, k, v, forward, launches, scale, (left, right), deterministic, return_lse)
-    return out, (lse if return_lse else None)
-
-
-def _bind_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, deterministic: bool
-) -> BackwardLaunches:
-    """Decide, load and remember the kernels of the backward pass."""
-    key = ("bwd", q.dtype, q.shape[3], v.shape[3], q.get_device(), mask, deterministic)
-    launches = _bound.get(key)
-    if launches is None:
-        check_alike(q, k, v)
-        ordinal = ordinal_of(q)
-        problem = problem_for(q, v, mask, op="bwd", deterministic=deterministic)
-        try:
-            launches = load_backward(loader.runtime(), problem, ordinal, q.device)
-        except NoKernelError as error:
-            raise NoKernelError(
-                "q, k or v requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass "
-                f"detached tensors, if only the result is wanted.\n{error}"
-            ) from error
-        _bound[key] = launches
-    return launches
-
-
 def _operator_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float, left: int, right: int, deterministic: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        sides = tuple(None if side == WINDOW_UNBOUNDED else side for side in (left, right))
-        if min(left, right) >= 0:  # a negative number is an offset here, which the launcher is never asked about
-            answer = _answer(q, k, v, softmax_scale, False, sides, True)
-            if answer is not None:
-                return answer
-        return _dense(q, k, v, softmax_scale, *canonical_mask(False, Offsets(left, right)))
+        window = offsets(left, right)
+        answer = _answer(q, k, v, softmax_scale, *window.as_asked, True)
+        if answer is not None:
+            return answer
+        return _dense(Call(q, k, v, DENSE, softmax_scale, window))
 
 
 def _operator_backward(
@@ -498,9 +412,8 @@ def _operator_backward(
     right: int,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mask = canonical_mask(False, Offsets(left, right))[0]
-    launches = _bind_backward(q, k, v, mask, deterministic)
-    return compute_gradients(launches, (q, k, v, out, lse), dout, dlse, softmax_scale, (left, right))[:3]
+    asked = Call(q, k, v, DENSE, softmax_scale, offsets(left, right), deterministic=deterministic)
+    return backward(asked, (out, lse), dout, dlse)[:3]
 
 
 ops.define(_operator_forward, _operator_backward, DTYPES)

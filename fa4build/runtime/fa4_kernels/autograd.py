@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from .gradients import BackwardLaunches, compute_gradients
 from .observers import is_observed
+from .windows import Offsets
 
 
 class Attention(torch.autograd.Function):
@@ -16,7 +17,7 @@ class Attention(torch.autograd.Function):
     Args:
         forward: (q, k, v) -> (out, lse), called without gradients.
         launches: kernels of the backward pass.
-        window: (window_left, window_right) as the kernels take it.
+        window: as the kernels take it.
         lse_has_gradient: False marks lse as not differentiable.
     """
 
@@ -29,7 +30,7 @@ class Attention(torch.autograd.Function):
         forward: Callable[..., Any],
         launches: BackwardLaunches,
         softmax_scale: float,
-        window: tuple[int, int],
+        window: Offsets,
         deterministic: bool,
         lse_has_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:

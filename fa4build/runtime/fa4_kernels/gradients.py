@@ -15,6 +15,7 @@ from .errors import LayoutError, NoKernelError
 from .loader import Runtime
 from .packs import usable
 from .recipes import call
+from .windows import Offsets
 
 _ROWS = 128  # of one tile of the workspaces
 _MOST_SEQUENCES = 65535  # of a launch of the helpers: the third extent of a grid
@@ -94,7 +95,7 @@ def compute_gradients(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
     softmax_scale: float,
-    window: tuple[int, int],
+    window: Offsets,
     *,
     softcap: float = 0.0,
     sink: torch.Tensor | None = None,
@@ -105,7 +106,7 @@ def compute_gradients(
     Args:
         tensors: q, k, v, and the forward's out and lse.
         dout, dlse: gradients of out and lse; None means zeros.
-        window: (window_left, window_right) as the kernels take it.
+        window: as the kernels take it.
         softcap: > 0 where the kernels are built with it. sink: float32 (num_heads_q), as of the forward.
         gradients: where dq, dk and dv are to be written, in strides as of a forward's out.
     Contract: launches on the current stream. Inputs that a kernel cannot read where they lie are copied.
@@ -114,7 +115,7 @@ def compute_gradients(
     q, k, v, out, lse = tensors
     dq, dk, dv = gradients or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     batch, seqlen_q, num_heads, head_dim = q.shape
-    if not (q.numel() and k.numel() and v.numel()) or sum(window) < 0:
+    if not (q.numel() and k.numel() and v.numel()) or window.sees_nothing:
         return dq.zero_(), dk.zero_(), dv.zero_(), _unseen_sink_gradient(sink, lse, dlse, (0, 2))
     dout = torch.zeros_like(out) if dout is None else dout
     if isinstance(launches, RecipeBackward):
@@ -163,7 +164,7 @@ def _by_recipe(
     backward: RecipeBackward,
     tensors: tuple[torch.Tensor, ...],
     softmax_scale: float,
-    window: tuple[int, int],
+    window: Offsets,
 ) -> Gradients | None:
     """Gradients by a recipe `bwd`, which knows no gradient of lse and no sink; None where no recipe fits."""
     names = ("q", "k", "v", "out", "lse", "dout")
@@ -184,7 +185,7 @@ def compute_packed_gradients(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
     softmax_scale: float,
-    window: tuple[int, int],
+    window: Offsets,
     *,
     starts: tuple[torch.Tensor, torch.Tensor],
     used: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -205,7 +206,7 @@ def compute_packed_gradients(
     total_q, num_heads, head_dim = q.shape
     batch = starts[0].shape[0] - 1
     rows = _PackedRows(starts[0], used[0], total_q)
-    if not (q.numel() and k.numel() and v.numel() and batch) or sum(window) < 0:
+    if not (q.numel() and k.numel() and v.numel() and batch) or window.sees_nothing:
         return dq, dk, dv, _unseen_sink_gradient(sink, lse, dlse, 1, rows.exist if batch else None)
     dout = torch.zeros_like(out) if dout is None else dout
     used_q, used_k = (starts[0].new_empty(0) if x is None else x for x in used)

@@ -19,6 +19,7 @@ import torch
 from .api import flash_attn_func
 from .errors import CaptureError, InputError
 from .packed import flash_attn_varlen_func
+from .windows import sliding
 
 NAME = "fa4_kernels"
 
@@ -79,7 +80,7 @@ def attention_forward(
     options: dict[str, Any] = {
         "softmax_scale": scaling,
         "causal": is_causal,
-        "window_size": (None, None) if sliding_window is None else (sliding_window - 1, sliding_window - 1),
+        "window_size": sliding(sliding_window),
         "softcap": softcap or 0.0,
         "learnable_sink": s_aux,
     }

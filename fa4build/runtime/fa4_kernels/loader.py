@@ -283,14 +283,14 @@ def _wheel_tag() -> str:
 
 _MAX_SHAPES = 4096
 
-bound_calls: dict[tuple[Any, ...], Any] = {}
-"""What recipes.py keeps about calls it has seen; belongs to the runtime of the process."""
+_remembered: dict[str, dict[tuple[Any, ...], Any]] = {}
 
-seen_calls: dict[tuple[Any, ...], int] = {}
-"""How often answers.py has seen a call; belongs to the runtime of the process."""
 
-bound: dict[tuple[Any, ...], Any] = {}
-"""What api.py keeps about configurations it has seen; belongs to the runtime of the process."""
+def remembered(kind: str) -> dict[tuple[Any, ...], Any]:
+    """What a module keeps about calls it has seen, a dictionary a kind: of the runtime of the process, and emptied with
+    it."""
+    return _remembered.setdefault(kind, {})
+
 
 required_evidence: str | None = None
 accepted_claims = False
@@ -345,9 +345,8 @@ def compiled_calls(kind: str) -> Any:
 
 def forget_calls() -> None:
     """Decide anew at the next call of each configuration."""
-    bound.clear()
-    bound_calls.clear()
-    seen_calls.clear()
+    for kept in _remembered.values():
+        kept.clear()
     for calls in _compiled_calls.values():
         calls.clear()
 

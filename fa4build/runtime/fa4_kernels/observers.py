@@ -61,7 +61,10 @@ def is_observed(*tensors: Any) -> bool:
         return True
     if _num_function_modes() and not _only_default_devices():
         return True
-    return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
+    for x in tensors:
+        if type(x) not in _PLAIN and isinstance(x, torch.Tensor):
+            return True
+    return False
 
 
 def may_keep() -> bool:
@@ -69,12 +72,17 @@ def may_keep() -> bool:
     return not (torch.compiler.is_compiling() or _num_dispatch_modes() or _transform() is not None)
 
 
+def may_be_transformed() -> bool:
+    """Whether a tensor can have a tangent now, or be inside a transform: whether `refuse_transforms` looks."""
+    return not torch.compiler.is_compiling() and (_transform() is not None or forward_ad._current_level >= 0)
+
+
 def refuse_transforms(**tensors: Any) -> None:
     """Raises NoKernelError, a NotImplementedError, for tensors within a transform of torch.func, and for tangents.
 
     Inside torch.compile the operator refuses them.
     """
-    if torch.compiler.is_compiling() or (_transform() is None and forward_ad._current_level < 0):
+    if not may_be_transformed():
         return
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):

@@ -1,46 +1,38 @@
-"""Attention over packed sequences, caches and pages, and with features: the public functions and their checks.
+"""Attention over packed sequences, caches and pages, and the merge of split keys: the public functions.
 
-Every check looks at shapes, dtypes and devices alone: what lists of lengths say is the kernels' business, and is never
-read here. Lists must be int32 on the device of q.
+Each makes a `Call` of its arguments (calls.py), which says what is checked, and hands it on.
 """
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from . import answers, loader, ops
-from .allocation import equal_starts
-from .errors import InputError, LayoutError, NoKernelError
-from .general import Call, Lists, backward, bound_backward, bound_combine, forward
-from .observers import autocast, is_observed, refuse_transforms
-from .problems import (
-    DTYPES,
-    FP8_DTYPES,
-    NO_WINDOW,
-    SERVED_FEATURES,
-    Offsets,
-    Window,
-    canonical_mask,
-    checked_bound,
-    checked_flag,
-    checked_scale,
-    checked_softcap,
-    ordinal_of,
-    problem_for,
-    refuse_positional,
-    requested_features,
+from . import answers, loader
+from .attention import bound_combine, forward, run_operator
+from .calls import (
+    NO_FACTORS,
+    Arguments,
+    Factors,
+    batch_of,
+    call_of,
+    capacity_of,
+    check_tensors,
+    checked_sink,
+    used_lengths,
+    with_tensors,
 )
-from .splitting import checked_splits
+from .errors import InputError, LayoutError, NoKernelError
+from .observers import autocast, refuse_transforms
+from .problems import DTYPES, FP8_DTYPES, SERVED_FEATURES, ordinal_of, problem_for, requested_features
+from .scalars import checked_flag, refuse_positional
+from .windows import NO_WINDOW, Window, offsets_of
 
 Tensor = torch.Tensor
-NO_FACTORS = (None, None, None)
 _AFTER_LENGTHS = ("seqused_q", "seqused_k", "page_table", "softmax_scale", "causal", "window_size")
 _AFTER_PAGES = ("cu_seqlens_q", "max_seqlen_q", "softmax_scale", "causal", "window_size")
 _AFTER_OUT = ("cu_seqlens", "seqused", "virtual_batch_idx", "return_lse")
-_Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 _Result = tuple[Tensor, Tensor | None]
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _P = ParamSpec("_P")
@@ -48,7 +40,7 @@ _R = TypeVar("_R")
 
 
 def _answered(*arguments: Any) -> Any:
-    """What the launcher says to a call that answers.Arguments describe, or None."""
+    """What the launcher says to a call that `Arguments` describe, or None."""
     try:
         return answers.answer(arguments)
     except LayoutError:
@@ -214,54 +206,30 @@ def flash_attn_varlen_func(
     unserved |= {"score_mod_bwd": score_mod_bwd, "block_sparse_tensors_bwd": block_sparse_tensors_bwd}
     unserved |= {"seqlen_k_per_split": seqlen_k_per_split, "gather_bwd_token_chunk": gather_bwd_token_chunk}
     unserved |= {"gather_bwd_recompute_p": gather_bwd_recompute_p or None}
-    check_tensors(q=q, k=k, v=v)
-    _refuse_unserved(q, v, causal, window_size, "paged" if page_table is not None else "varlen", unserved)
-    given = answers.Arguments(
+    if any(x is not None for x in unserved.values()):
+        check_tensors(q=q, k=k, v=v)
+        refuse_unserved(q, v, causal, window_size, "paged" if page_table is not None else "varlen", unserved)
+    given = Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
         max_seqlen_k, softmax_scale, causal, window_size, softcap, num_splits, return_lse,
     )  # fmt: skip
     return _attend_packed(given, (q_descale, k_descale, v_descale), deterministic)
 
 
-def _attend_packed(given: answers.Arguments, descales: _Factors, deterministic: bool | None) -> _Result:
-    q, k, v = autocast(given.q, given.k, given.v)
+def _attend_packed(
+    given: Arguments, descales: Factors, deterministic: bool | None, names: tuple[str, ...] = ("k", "v")
+) -> _Result:
+    cast = with_tensors(given, *autocast(given.q, given.k, given.v))
     return_lse = checked_flag("return_lse", given.return_lse)
-    call, batch_shape = prepared(given._replace(q=q, k=k, v=v), descales)
-    if _wants_operator(call):
-        out, lse = run_operator(call, deterministic)
+    call = call_of(cast, descales, deterministic, names=names)
+    if call.needs_gradients or call.is_for_operator:
+        out, lse = run_operator(call)
     else:
         out, lse = forward(call)
-        if call.descales is NO_FACTORS and q is given.q:
+        if call.descales is NO_FACTORS and cast is given:
             answers.note(given, call)
-    if batch_shape is not None:
-        out = out.unflatten(0, batch_shape)
-        lse = lse.unflatten(1, batch_shape).transpose(0, 1)
+    out, lse = call.as_given(out, lse)
     return out, (lse if return_lse else None)
-
-
-def prepared(
-    given: answers.Arguments, descales: _Factors = NO_FACTORS, offsets: Offsets | None = None
-) -> tuple[Call, tuple[int, int] | None]:
-    """A call that has been checked, and (batch, seqlen_q) where queries with a batch have been made packed ones.
-
-    offsets: the window as kernels take it, in place of `causal` and `window_size`.
-    """
-    q, k, v = given.q, given.k, given.v
-    refuse_transforms(q=q, k=k, v=v, learnable_sink=given.learnable_sink)
-    lists = Lists(given.cu_seqlens_q, given.cu_seqlens_k, given.page_table, given.seqused_q, given.seqused_k)
-    batch_shape = None
-    bounds = tuple(checked_bound(name, getattr(given, name)) for name in ("max_seqlen_q", "max_seqlen_k"))
-    if all(x is None for x in lists) and q.dim() == k.dim() == 4:
-        rows: tuple[Tensor, Tensor, Tensor] = (q, k, v)
-        bounds = (None, None)
-    else:
-        rows, lists, batch_shape, bounds = _as_packed(q, k, v, lists, bounds)
-    causal, window = (given.causal, given.window_size) if offsets is None else (False, offsets)
-    call = _call(
-        rows, lists, bounds, given.softmax_scale, causal, window, given.learnable_sink, given.softcap,
-        given.num_splits, descales,
-    )  # fmt: skip
-    return call, batch_shape
 
 
 @_cached_answered_first
@@ -299,29 +267,12 @@ def flash_attn_with_kvcache(
     Returns: as flash_attn_varlen_func.
     """
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    used = used_lengths(cache_seqlens, _batch_of(q, cu_seqlens_q), q.device)
-    given = answers.Arguments(
+    used = used_lengths(cache_seqlens, batch_of(q, cu_seqlens_q), q.device, capacity_of(k_cache, page_table))
+    given = Arguments(
         q, k_cache, v_cache, cu_seqlens_q, None, None, used, page_table, learnable_sink, max_seqlen_q, None,
         softmax_scale, causal, window_size, softcap, num_splits, return_lse,
     )  # fmt: skip
-    return _attend_packed(given, (q_descale, k_descale, v_descale), None)
-
-
-def used_lengths(cache_seqlens: Any, batch: int, device: torch.device) -> Tensor | None:
-    """One number a sequence. Raises: InputError for what is neither a number nor a list of numbers."""
-    if cache_seqlens is None:
-        return None
-    if not isinstance(cache_seqlens, Tensor):
-        if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
-            raise InputError(f"cache_seqlens must be an int or an int32 tensor ({batch},), it is {cache_seqlens!r}")
-        return torch.full((batch,), operator.index(cache_seqlens), dtype=torch.int32, device=device)
-    if cache_seqlens.is_floating_point():
-        raise InputError(
-            f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)}; int32 ({batch},), the keys "
-            "in use, is expected. New keys and values are not appended here: write them into the cache first"
-        )
-    check_list("cache_seqlens", cache_seqlens, (batch,), device)
-    return cache_seqlens
+    return _attend_packed(given, (q_descale, k_descale, v_descale), None, names=())
 
 
 def flash_attn_combine(
@@ -370,9 +321,10 @@ def flash_attn_combine(
     lses = lses if lses.stride(-1) == 1 else lses.contiguous()
     lses = lses if has_batch else lses.unsqueeze(1)
     _num_splits, batch, seqlen, num_heads, head_dim_v = parts.shape
-    sink = _checked_sink(learnable_sink, num_heads, parts.device)
+    sink = checked_sink(learnable_sink, num_heads, parts.device)
     run = bound_combine(parts, dtype, has_sink=sink is not None)
     result = parts.new_empty((batch, seqlen, num_heads, head_dim_v), dtype=dtype)
+    _check_target(out, out_partial)
     lse = parts.new_empty((batch, num_heads, seqlen))
     if result.numel():
         run(parts, lses, result, lse, *(() if sink is None else (sink,)))
@@ -382,53 +334,29 @@ def flash_attn_combine(
     return result, (lse_rows if return_lse else None)
 
 
-def attend_with_features(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Window,
-    *,
-    deterministic: bool | None,
-    return_lse: bool,
-    learnable_sink: Tensor | None,
-    softcap: float,
-    num_splits: int,
-    descales: _Factors,
-    **options: object,
-) -> _Result:
-    """flash_attn_func for a call with features."""
-    check_tensors(q=q, k=k, v=v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise InputError(f"{name} has shape {tuple(x.shape)}; (batch, seqlen, num_heads, head_dim) is expected")
-    _refuse_unserved(q, v, causal, window_size, "dense", options)
-    return_lse = checked_flag("return_lse", return_lse)
-    q, k, v = autocast(q, k, v)
-    refuse_transforms(q=q, k=k, v=v, learnable_sink=learnable_sink)
-    call = _call(
-        (q, k, v), Lists(), (None, None), softmax_scale, causal, window_size, learnable_sink, softcap, num_splits,
-        descales,
-    )  # fmt: skip
-    out, lse = run_operator(call, deterministic) if _wants_operator(call) else forward(call)
-    return out, (lse if return_lse else None)
-
-
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_unserved(
+def refuse_unserved(
     q: Tensor, v: Tensor, causal: bool, window_size: Window, layout: str, options: dict[str, Any]
 ) -> None:
     """Raises NoKernelError for features that no argument list has, with what was considered."""
     features = requested_features(options)
     if features - SERVED_FEATURES:
-        mask = canonical_mask(causal, window_size)[0]
+        mask = offsets_of(causal, window_size).mask
         problem = problem_for(q, v, mask, layout=layout, features=features)
         decision = loader.runtime().decide(problem, ordinal_of(q))
         asked = (name for name, value in options.items() if value is not None)
         raise NoKernelError(f"{', '.join(sorted(asked))}: {decision}")
+
+
+def _check_target(out: Tensor | None, parts: Tensor) -> None:
+    """Raises InputError for a tensor that is not the result's size: copying would repeat the rows."""
+    if out is not None and (out.shape != parts.shape[1:] or out.device != parts.device):
+        raise InputError(
+            f"out has shape {tuple(out.shape)} on {out.device}; that of a part, {tuple(parts.shape[1:])} on "
+            f"{parts.device}, is expected"
+        )
 
 
 def _refuse_derivatives(**tensors: Tensor | None) -> None:
@@ -440,276 +368,3 @@ def _refuse_derivatives(**tensors: Tensor | None) -> None:
                 f"{name} requires grad, and merging records no gradients. Call under torch.no_grad(), or pass "
                 f"{name}.detach()"
             )
-
-
-def check_tensors(**named: Tensor) -> None:
-    """Of q, k and v, in this order, by the caller's names."""
-    (q, k, v), (_, name_k, name_v) = named.values(), named
-    for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InputError(f"{name} is a {type(tensor).__name__}, a torch tensor is expected")
-        if tensor.dim() not in (3, 4):
-            expected = "([batch,] rows, num_heads, head_dim) or pages (num_pages, page_size, num_heads, head_dim)"
-            raise InputError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")
-    shapes = f"q {tuple(q.shape)}, {name_k} {tuple(k.shape)}, {name_v} {tuple(v.shape)}"
-    if k.shape[:-1] != v.shape[:-1]:
-        raise InputError(f"{name_k} and {name_v} differ in more than the last extent: {shapes}")
-    if q.shape[-1] != k.shape[-1]:
-        raise InputError(f"head_dim of q and {name_k} differs: {shapes}")
-    num_heads_q, num_heads_kv = q.shape[-2], k.shape[-2]
-    if num_heads_q % num_heads_kv if num_heads_kv else num_heads_q:
-        raise InputError(f"num_heads_q = {num_heads_q} is no multiple of num_heads_kv = {num_heads_kv}: {shapes}")
-
-
-def check_list(name: str, given: Tensor | None, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """A list of numbers for the kernels. `None` in `shape` is any extent."""
-    if given is None:
-        return
-    if not isinstance(given, torch.Tensor):
-        raise InputError(f"{name} is a {type(given).__name__}; an int32 tensor on {device} is expected")
-    if given.dtype != torch.int32:
-        raise InputError(f"{name} is {given.dtype}; torch.int32 is expected: {name}.int()")
-    if given.device != device:
-        raise InputError(f"{name} is on {given.device}, q is on {device}; move it there first")
-    expected = tuple("any" if extent is None else extent for extent in shape)
-    fits = given.dim() == len(shape) and all(
-        wanted is None or extent == wanted for extent, wanted in zip(given.shape, shape, strict=True)
-    )
-    if not fits:
-        raise InputError(f"{name} has shape {tuple(given.shape)}; {expected} is expected")
-    if given.shape[-1] > 1 and given.stride(-1) != 1:
-        raise InputError(f"{name} has stride {given.stride()}; the last must be 1: {name}.contiguous()")
-
-
-def _batch_of(q: Tensor, cu_seqlens_q: Tensor | None) -> int:
-    if cu_seqlens_q is None:
-        if q.dim() != 4:
-            raise InputError(
-                f"q has shape {tuple(q.shape)} and there is no cu_seqlens_q; (batch, seqlen_q, num_heads, head_dim) is "
-                "expected, or cu_seqlens_q"
-            )
-        return q.shape[0]
-    if q.dim() != 3 or cu_seqlens_q.dim() != 1 or not cu_seqlens_q.numel():
-        raise InputError(
-            f"q has shape {tuple(q.shape)} and cu_seqlens_q {tuple(cu_seqlens_q.shape)}; "
-            "(total_q, num_heads, head_dim) and (batch + 1) are expected"
-        )
-    return cu_seqlens_q.shape[0] - 1
-
-
-def _as_packed(
-    q: Tensor, k: Tensor, v: Tensor, lists: Lists, bounds: tuple[int | None, int | None]
-) -> tuple[tuple[Tensor, Tensor, Tensor], Lists, tuple[int, int] | None, tuple[int | None, int | None]]:
-    """(q, k, v) as kernels take them, complete lists, (batch, seqlen_q) of a q that had a batch, bounds of lengths."""
-    cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k = lists
-    batch, device = _batch_of(q, cu_seqlens_q), q.device
-    max_seqlen_q, max_seqlen_k = bounds
-    for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        check_list(name, given, (batch + 1,), device)
-    for name, given in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        check_list(name, given, (batch,), device)
-    check_list("page_table", page_table, (batch, None), device)
-    batch_shape = None
-    if cu_seqlens_q is None:
-        batch_shape = (batch, q.shape[1])
-        cu_seqlens_q, max_seqlen_q = equal_starts(batch, q.shape[1], device), q.shape[1]
-        q = q.reshape(-1, *q.shape[2:])
-    if page_table is not None:
-        _check_pages(k, cu_seqlens_k, seqused_k)
-        max_seqlen_k = page_table.shape[1] * k.shape[1] if max_seqlen_k is None else max_seqlen_k
-    elif cu_seqlens_k is None:
-        if k.dim() != 4 or k.shape[0] != batch:
-            raise InputError(
-                f"k has shape {tuple(k.shape)} and there is no cu_seqlens_k; "
-                f"({batch}, seqlen_k, num_heads_kv, head_dim) is expected"
-            )
-        max_seqlen_k = k.shape[1] if max_seqlen_k is None else max_seqlen_k
-        cu_seqlens_k = equal_starts(batch, k.shape[1], device)
-        k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-    elif k.dim() != 3:
-        raise InputError(
-            f"k has shape {tuple(k.shape)}; with cu_seqlens_k (total_k, num_heads_kv, head_dim) is expected"
-        )
-    complete = Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k)
-    return (q, k, v), complete, batch_shape, (max_seqlen_q, max_seqlen_k)
-
-
-def _check_pages(k: Tensor, cu_seqlens_k: Tensor | None, seqused_k: Tensor | None) -> None:
-    if k.dim() != 4:
-        raise InputError(f"k has shape {tuple(k.shape)}; (num_pages, page_size, num_heads_kv, head_dim) is expected")
-    if cu_seqlens_k is not None:
-        raise InputError("cu_seqlens_k and page_table are both given; pages have no starts. Leave cu_seqlens_k out.")
-    if seqused_k is None:
-        raise InputError("page_table is given and seqused_k is not; say how many keys each sequence has")
-
-
-def _checked_sink(sink: Tensor | None, num_heads: int, device: torch.device) -> Tensor | None:
-    """In float32, differentiable. Raises: InputError for another shape or device."""
-    if sink is None:
-        return None
-    if not isinstance(sink, Tensor):
-        raise InputError(f"learnable_sink is a {type(sink).__name__}; a tensor ({num_heads},) on {device} is expected")
-    if sink.shape != (num_heads,) or sink.device != device:
-        raise InputError(
-            f"learnable_sink has shape {tuple(sink.shape)} on {sink.device}; ({num_heads},), one a query head, "
-            f"on {device} is expected"
-        )
-    return sink.float().contiguous()
-
-
-def _call(
-    rows: tuple[Tensor, Tensor, Tensor],
-    lists: Lists,
-    bounds: tuple[int | None, int | None],
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Window | Offsets,
-    sink: Tensor | None,
-    softcap: float | None,
-    num_splits: int,
-    descales: tuple[Tensor | None, Tensor | None, Tensor | None],
-) -> Call:
-    q, k, v = rows
-    if lists.layout == "dense" and (q.shape[0] != k.shape[0]):
-        raise InputError(f"batch differs: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    batch = q.shape[0] if lists.cu_seqlens_q is None else lists.cu_seqlens_q.shape[0] - 1
-    return Call(
-        q=q,
-        k=k,
-        v=v,
-        lists=lists,
-        softmax_scale=checked_scale(softmax_scale, q.shape[-1]),
-        window=canonical_mask(causal, window_size)[1:],
-        softcap=checked_softcap(softcap),
-        sink=_checked_sink(sink, q.shape[-2], q.device),
-        descales=_checked_descales(descales, q, (batch, k.shape[-2])),
-        num_splits=checked_splits(num_splits),
-        max_seqlen_q=bounds[0],
-        max_seqlen_k=bounds[1],
-    )
-
-
-def _checked_descales(
-    descales: tuple[Tensor | None, Tensor | None, Tensor | None], q: Tensor, shape: tuple[int, int]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if all(given is None for given in descales):
-        return NO_FACTORS
-    for name, given in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
-        if given is None:
-            continue
-        if q.dtype not in FP8_DTYPES:
-            raise InputError(f"{name} is given for {q.dtype}; factors belong to fp8 tensors. Leave it out.")
-        if given.shape != shape or given.dtype != torch.float32 or given.device != q.device:
-            raise InputError(
-                f"{name} is {given.dtype} {tuple(given.shape)} on {given.device}; float32 {shape}, one a sequence and "
-                f"key head, on {q.device} is expected"
-            )
-    q_factor, k_factor, v_factor = (None if given is None else given.contiguous() for given in descales)
-    return q_factor, k_factor, v_factor
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
-def _wants_operator(call: Call) -> bool:
-    """Whether gradients or a compiler want an operator of torch around the kernels."""
-    inputs = (call.q, call.k, call.v, call.sink)
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return needs_grad or is_for_operator(call)
-
-
-def is_for_operator(call: Call) -> bool:
-    """Whether a compiler or a mode of torch looks on."""
-    return torch.compiler.is_compiling() or is_observed(call.q, call.k, call.v, call.sink, *call.lists)
-
-
-def run_operator(call: Call, deterministic: bool | None) -> tuple[Tensor, Tensor]:
-    """out and lse through torch's dispatcher."""
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    deterministic = checked_flag("deterministic", deterministic)
-    inputs = (call.q, call.k, call.v, call.sink)
-    if not torch.compiler.is_compiling() and not is_observed(*inputs, *call.lists):
-        bound_backward(call, deterministic=deterministic)
-    return torch.ops.fa4_kernels.general_attention(
-        *(call.q, call.k, call.v, *call.lists, call.sink, *call.descales),
-        *(call.softmax_scale, *call.window, deterministic, call.softcap),
-        *(call.num_splits, call.max_seqlen_q, call.max_seqlen_k),
-    )
-
-
-def _operator_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    sink: Tensor | None,
-    q_descale: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    softmax_scale: float,
-    window_left: int,
-    window_right: int,
-    deterministic: bool,
-    softcap: float,
-    num_splits: int,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> tuple[Tensor, Tensor]:
-    call = Call(
-        q=q,
-        k=k,
-        v=v,
-        lists=Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k),
-        softmax_scale=softmax_scale,
-        window=(window_left, window_right),
-        softcap=softcap,
-        sink=sink,
-        descales=(q_descale, k_descale, v_descale),
-        num_splits=num_splits,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    with torch.no_grad():
-        return forward(call)
-
-
-def _operator_backward(
-    dout: Tensor | None,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    sink: Tensor | None,
-    softmax_scale: float,
-    window_left: int,
-    window_right: int,
-    deterministic: bool,
-    softcap: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    call = Call(
-        q=q,
-        k=k,
-        v=v,
-        lists=Lists(cu_seqlens_q, cu_seqlens_k, page_table, seqused_q, seqused_k),
-        softmax_scale=softmax_scale,
-        window=(window_left, window_right),
-        softcap=softcap,
-        sink=sink,
-    )
-    dq, dk, dv, dsink = backward(call, out, lse, dout, dlse, deterministic=deterministic)
-    return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
-
-
-ops.define_general(_operator_forward, _operator_backward, DTYPES)

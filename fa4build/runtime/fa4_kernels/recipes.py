@@ -70,7 +70,7 @@ def _argument(argument: Any, values: Mapping[str, Any]) -> Any:
     return values[argument[0]].transpose(-1, -2) if isinstance(argument, tuple) else argument
 
 
-_bound: dict[tuple[Any, ...], BoundCall] = loader.bound_calls
+_bound: dict[tuple[Any, ...], BoundCall] = loader.remembered("recipe")
 
 
 def _answer_none(op: str, arguments: Mapping[str, Any]) -> Any:

@@ -2,10 +2,10 @@
 
 import torch
 
-from .abi import WINDOW_UNBOUNDED
 from .api import flash_attn_func
 from .errors import InputError
-from .problems import Offsets, checked_flag
+from .scalars import checked_flag
+from .windows import top_left
 
 
 def scaled_dot_product_attention(
@@ -42,13 +42,7 @@ def scaled_dot_product_attention(
         raise InputError(
             f"query has {query.shape[1]} heads, key has {key.shape[1]}; pass enable_gqa=True if heads share keys"
         )
-    is_causal = checked_flag("is_causal", is_causal)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    if is_causal and seqlen_q != seqlen_k:
-        # flash_attn_func aligns bottom right; the window moves the diagonal back to the top left.
-        window = Offsets(WINDOW_UNBOUNDED, seqlen_q - seqlen_k)
-        out, _ = flash_attn_func(q, k, v, softmax_scale=scale, window_size=window)
-    else:
-        out, _ = flash_attn_func(q, k, v, softmax_scale=scale, causal=is_causal)
+    causal, window = top_left(checked_flag("is_causal", is_causal), q.shape[1], k.shape[1])
+    out, _ = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, window_size=window)
     return out.transpose(1, 2)

@@ -12,9 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .abi import WINDOW_UNBOUNDED
-from .errors import InputError
 
-MAX_SPLITS = 256
 _MAX_CHOSEN = 128
 _KEYS_A_BLOCK = 128
 _FEW_BLOCKS = 4  # of keys, up to which a second kernel costs more than it can win
@@ -77,13 +75,6 @@ class Keys(NamedTuple):
     head_dims: tuple[int, int]
     element_bytes: int
     mask: str
-
-
-def checked_splits(num_splits: int) -> int:
-    """The number as asked for. Raises: InputError unless it is an int of at most MAX_SPLITS."""
-    if not isinstance(num_splits, int) or isinstance(num_splits, bool) or num_splits > MAX_SPLITS:
-        raise InputError(f"num_splits must be an int up to {MAX_SPLITS} (below 1: chosen here), it is {num_splits!r}")
-    return num_splits
 
 
 def query_tiles(queries: Rows, rows: int) -> int:

@@ -18,10 +18,11 @@ import torch
 
 from . import counts
 from .allocation import tensor_for_all
-from .api import attend_into, gradients_into
+from .api import attend_into
+from .attention import backward, forward
+from .calls import Arguments, Call, Lists, call_of, plain
 from .errors import InputError, NoKernelError
-from .general import Call, Lists, backward, forward
-from .problems import NO_WINDOW, canonical_mask, checked_scale
+from .windows import NO_WINDOW, Window, offsets_of, sides_without_negatives
 
 Tensor = torch.Tensor
 NAME = "fa4_kernels"
@@ -190,24 +191,22 @@ def _attend(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of either layout."""
+    """out and lse of either layout, out in the strides of q."""
     _keep_what_is_not_ours(q, dropout_p, return_debug_mask, alibi_slopes)
-    _, left, right = canonical_mask(is_causal, (_side(window_size_left), _side(window_size_right)))
+    window = sides_without_negatives((window_size_left, window_size_right))
     if starts[0] is None:
         if seqused_k is not None or block_table is not None:
             raise _Kept("dense queries with seqused_k or block_table")
-        if (window_size_left, window_size_right) not in ((None, None), (-1, -1)):
-            return forward(_call(q, k, v, Lists(), scale, (left, right)))
-        return _dense(q, k, v, scale, is_causal)
+        return _dense(q, k, v, scale, is_causal, window)
     if block_table is not None and seqused_k is None:
         raise _Kept("block_table without seqused_k")
     if block_table is None and starts[1] is None:
         raise _Kept("packed queries without cum_seq_k")
     starts_k = None if block_table is not None else starts[1]
-    lists = Lists(starts[0], starts_k, block_table, None, seqused_k)
     bound_k = k.shape[1] * block_table.shape[1] if block_table is not None else bounds[1]
-    call = _call(q, k, v, lists, scale, (left, right))
-    return forward(call._replace(num_splits=num_splits or 0, max_seqlen_q=bounds[0], max_seqlen_k=bound_k))
+    lists = Lists(starts[0], starts_k, block_table, None, seqused_k)
+    call = _packed(q, k, v, lists, scale, is_causal, window)
+    return _forward(call._replace(num_splits=num_splits or 0, max_seqlen_q=bounds[0], max_seqlen_k=bound_k))
 
 
 def _sdpa_backward(
@@ -256,15 +255,13 @@ def _flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `_flash`."""
     _keep_what_is_not_ours(query, dropout_p)
-    _, left, right = canonical_mask(is_causal, (_side(window_size_left), _side(window_size_right)))
-    has_window = (window_size_left, window_size_right) not in ((None, None), (-1, -1))
-    if cum_seq_q is None and not has_window:
-        return _dense_gradients(query, key, value, out, logsumexp, grad_out, scale, is_causal)
-    if (cum_seq_q is None) != (cum_seq_k is None):
+    window = sides_without_negatives((window_size_left, window_size_right))
+    if cum_seq_q is None and cum_seq_k is None:
+        return _dense_gradients(query, key, value, out, logsumexp, grad_out, scale, is_causal, window)
+    if cum_seq_q is None or cum_seq_k is None:
         raise _Kept("packed queries without cum_seq_k")
-    call = _call(query, key, value, Lists(cum_seq_q, cum_seq_k), scale, (left, right))
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return backward(call, out, logsumexp, grad_out, None, deterministic=deterministic)[:3]
+    call = _packed(query, key, value, Lists(cum_seq_q, cum_seq_k), scale, is_causal, window)
+    return _gradients(call, out, logsumexp, grad_out)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
@@ -284,40 +281,58 @@ def _keep_what_is_not_ours(
         raise _Kept(f"dtype {query.dtype}")
 
 
-def _side(window: int | None) -> int | None:
-    return None if window is None or window < 0 else window
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, lists: Lists, scale: float | None, is_causal: bool, window: Window
+) -> Call:
+    given = Arguments(q, k, v, *_in_order(lists), None, None, None, scale, is_causal, window, 0.0, 1, True)
+    return call_of(given, is_operator=True)
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, lists: Lists, scale: float | None, window: tuple[int, int]) -> Call:
-    return Call(q, k, v, lists, checked_scale(scale, q.shape[-1]), window)
+def _in_order(lists: Lists) -> tuple[Tensor | None, ...]:
+    return lists.cu_seqlens_q, lists.cu_seqlens_k, lists.seqused_q, lists.seqused_k, lists.page_table
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool) -> tuple[Tensor, Tensor]:
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, window: Window = NO_WINDOW
+) -> tuple[Tensor, Tensor]:
     """(out in the strides of q, lse); (batch, seqlen, num_heads, head_dim) all."""
-    batch, seqlen_q, num_heads, _ = q.shape
-    if seqlen_q <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS:
-        _, left, right = canonical_mask(is_causal, NO_WINDOW)
-        return forward(_call(q, k, v, Lists(), scale, (left, right))._replace(num_splits=0))
-    out = _like(q) if q.shape[3] == v.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
-    lse = q.new_empty((batch, num_heads, seqlen_q), dtype=torch.float32)
-    attend_into(q, k, v, out, lse, softmax_scale=scale, causal=is_causal)
-    return out, lse
+    call = plain(q, k, v, scale, offsets_of(is_causal, window), is_operator=True)
+    if call.q.shape[1] <= _FEW_QUERIES and k.shape[1] >= _MANY_KEYS:
+        return _forward(call._replace(num_splits=0))
+    results = _results(call)
+    attend_into(call, *results)
+    return results
+
+
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    return forward(call, _results(call))
+
+
+def _results(call: Call) -> tuple[Tensor, Tensor]:
+    """Where a forward writes: out in the strides of q, as the operators promise."""
+    q = call.q
+    out = _like(q) if q.shape[-1] == call.v.shape[-1] else q.new_empty(call.out_shape)
+    return out, q.new_empty(call.lse_shape, dtype=torch.float32)
 
 
 def _dense_gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, scale: float | None, is_causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    scale: float | None,
+    is_causal: bool,
+    window: Window = NO_WINDOW,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    call = plain(q, k, v, scale, offsets_of(is_causal, window), is_operator=True)
+    return _gradients(call, out, lse, dout)
+
+
+def _gradients(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the strides of q, k, v."""
-    gradients = (_like(q), _like(k), _like(v))
-    gradients_into(
-        gradients,
-        (q, k, v, out, lse),
-        dout,
-        softmax_scale=checked_scale(scale, q.shape[3]),
-        causal=is_causal,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-    return gradients
+    return backward(call, (out, lse), dout, None, (_like(call.q), _like(call.k), _like(call.v)))[:3]
 
 
 def _like(x: Tensor) -> Tensor:

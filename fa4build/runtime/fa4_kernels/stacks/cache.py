@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import answers, general, packed
+from .. import attention, packed
+from ..calls import Arguments, Factors, call_of, capacity_of, check_list, check_tensors, used_lengths
 from ..errors import InputError
 from .rotary import row_places, turned
 
@@ -72,9 +73,9 @@ def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -
     used, total = _checked(query, cache, new, rotary, batch)
     with torch.no_grad():
         if new is not None:
-            call, _ = packed.prepared(_arguments(q, query, cache, total), _factors(query.options))
-            if not packed.is_for_operator(call):
-                general.launches_for(call)
+            call = call_of(_arguments(q, query, cache, total), _factors(query.options))
+            if not call.is_for_operator:
+                attention.launches_for(call)
             if rotary is not None:
                 begin = used if rotary.begin is None else rotary.begin
                 q, new = _turned(query, new, rotary, begin)
@@ -88,13 +89,14 @@ def attend(query: Query, cache: Cache, new: New | None, rotary: Rotary | None) -
 def _checked(query: Query, cache: Cache, new: New | None, rotary: Rotary | None, batch: int) -> tuple[Tensor, Tensor]:
     """(keys in use before, and after), int32 (batch)."""
     _check_cache(query, cache, batch)
-    capacity = cache.keys.shape[1] * (1 if cache.pages is None else cache.pages.shape[1])
+    capacity = capacity_of(cache.keys, cache.pages)
+    assert capacity is not None
     if new is None:
         if rotary is not None:
             raise InputError(
                 "rotary_cos is given without k and v; only what is appended is turned, and its queries with it"
             )
-        used = _lengths(capacity if cache.used is None else cache.used, batch, query.rows)
+        used = _lengths(capacity if cache.used is None else cache.used, batch, query.rows, capacity)
         return used, used
     _check_new(query.rows, cache, new, batch)
     if cache.used is None:
@@ -105,23 +107,23 @@ def _checked(query: Query, cache: Cache, new: New | None, rotary: Rotary | None,
         )
     if rotary is not None:
         _check_rotary(rotary, query.rows, capacity, batch)
-    used = _lengths(cache.used, batch, query.rows)
+    used = _lengths(cache.used, batch, query.rows, capacity)
     return used, used + (new.keys.shape[1] if new.starts is None else new.starts.diff())
 
 
-def _lengths(given: Tensor | int, batch: int, q: Tensor) -> Tensor:
-    lengths = packed.used_lengths(given, batch, q.device)
+def _lengths(given: Tensor | int, batch: int, q: Tensor, capacity: int) -> Tensor:
+    lengths = used_lengths(given, batch, q.device, capacity)
     assert lengths is not None
     return lengths
 
 
 def _check_cache(query: Query, cache: Cache, batch: int) -> None:
     device = query.rows.device
-    packed.check_tensors(q=query.rows, k_cache=cache.keys, v_cache=cache.values)
+    check_tensors(q=query.rows, k_cache=cache.keys, v_cache=cache.values)
     for name, given in (("cache_batch_idx", cache.rows), ("cache_leftpad", cache.leftpad)):
-        packed.check_list(name, given, (batch,), device)
-    packed.check_list("block_table", cache.pages, (batch, None), device)
-    packed.check_list("cu_seqlens_q", query.starts, (None,), device)
+        check_list(name, given, (batch,), device)
+    check_list("block_table", cache.pages, (batch, None), device)
+    check_list("cu_seqlens_q", query.starts, (None,), device)
     if cache.pages is None and cache.rows is None and cache.keys.shape[0] < batch:
         raise InputError(f"k_cache has {cache.keys.shape[0]} rows for {batch} sequences; pass cache_batch_idx")
     if cache.pages is not None and cache.rows is not None:
@@ -129,7 +131,7 @@ def _check_cache(query: Query, cache: Cache, batch: int) -> None:
 
 
 def _check_new(q: Tensor, cache: Cache, new: New, batch: int) -> None:
-    packed.check_list("cu_seqlens_k_new", new.starts, (batch + 1,), q.device)
+    check_list("cu_seqlens_k_new", new.starts, (batch + 1,), q.device)
     for name, x, into in (("k", new.keys, cache.keys), ("v", new.values, cache.values)):
         if not isinstance(x, Tensor) or x.dtype != into.dtype or x.device != into.device:
             raise InputError(f"{name} must be a tensor of the cache's dtype and device, {into.dtype} on {into.device}")
@@ -154,7 +156,7 @@ def _check_rotary(rotary: Rotary, q: Tensor, capacity: int, batch: int) -> None:
         )
     if cos.device != q.device or sin.device != q.device:
         raise InputError(f"rotary_cos and rotary_sin must be on the device of q, {q.device}")
-    packed.check_list("rotary_seqlens", rotary.begin, (batch,), q.device)
+    check_list("rotary_seqlens", rotary.begin, (batch,), q.device)
 
 
 # --- appending --------------------------------------------------------------------------------------------------------
@@ -216,9 +218,8 @@ def _without_absent(
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def _factors(options: dict[str, Any]) -> Any:
-    found = tuple(options.get(f"{x}_descale") for x in "qkv")
-    return packed.NO_FACTORS if all(x is None for x in found) else found
+def _factors(options: dict[str, Any]) -> Factors:
+    return options.get("q_descale"), options.get("k_descale"), options.get("v_descale")
 
 
 class _Keys(NamedTuple):
@@ -260,10 +261,10 @@ def _single_rows(cache: Cache, batch: int) -> Tensor:
     return (row * size + place).int()
 
 
-def _arguments(q: Tensor, query: Query, cache: Cache, total: Tensor) -> answers.Arguments:
+def _arguments(q: Tensor, query: Query, cache: Cache, total: Tensor) -> Arguments:
     """The call as packed.py takes it."""
     found, options = _found(cache, total), query.options
-    return answers.Arguments(
+    return Arguments(
         q, found.keys, found.values, query.starts, found.starts, None, found.used, found.pages, None, query.max_seqlen,
         None, options["softmax_scale"], options["causal"], options["window_size"], options["softcap"],
         options["num_splits"], True,

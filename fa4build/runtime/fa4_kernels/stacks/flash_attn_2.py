@@ -9,22 +9,17 @@ from typing import Any
 
 import torch
 
-from .. import answers, api, packed
+from .. import api, packed
+from ..calls import Arguments, check_list
 from ..errors import InputError
+from ..windows import Window, sides_without_negatives
 from .cache import Cache, New, Query, Rotary, attend
 from .modules import served_as
 from .raw import Results, backward_into, forward_into, refuse
 
 Tensor = torch.Tensor
-Sides = tuple[int | None, int | None]
 STACK = "flash_attn"
 _served = served_as(STACK)
-
-
-def without_negatives(window_size: Sides) -> Sides:
-    """Every negative number is no bound."""
-    left, right = window_size
-    return None if left is None or left < 0 else left, None if right is None or right < 0 else right
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def _dense(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Sides,
+    window_size: Window,
     softcap: float,
     alibi_slopes: Tensor | None,
     deterministic: bool,
@@ -61,7 +56,7 @@ def _dense(
 ) -> Any:
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=sides_without_negatives(window_size),
         return_lse=bool(return_attn_probs), **given(softcap=softcap, deterministic=deterministic),
     )  # fmt: skip
     return _results(found, return_attn_probs)
@@ -73,7 +68,7 @@ def _packed(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Sides,
+    window_size: Window,
     softcap: float,
     alibi_slopes: Tensor | None,
     deterministic: bool,
@@ -84,12 +79,12 @@ def _packed(
     starts_q, starts_k, max_q, max_k = lists
     used = None
     if block_table is not None:  # pages have no starts: the lists say how many keys each sequence has
-        packed.check_list("cu_seqlens_k", starts_k, (None,), rows[0].device)
+        check_list("cu_seqlens_k", starts_k, (None,), rows[0].device)
         starts_k, used = None, starts_k.diff()  # type: ignore[assignment]
     found = packed.flash_attn_varlen_func(
         *rows, starts_q, starts_k, max_q, max_k, seqused_k=used, page_table=block_table, softmax_scale=softmax_scale,
-        causal=causal, window_size=without_negatives(window_size), softcap=softcap, return_lse=bool(return_attn_probs),
-        **given(deterministic=deterministic),
+        causal=causal, window_size=sides_without_negatives(window_size), softcap=softcap,
+        return_lse=bool(return_attn_probs), **given(deterministic=deterministic),
     )  # fmt: skip
     return _results(found, return_attn_probs)
 
@@ -102,7 +97,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -122,7 +117,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -141,7 +136,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -165,7 +160,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -188,7 +183,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -211,7 +206,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -238,7 +233,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
@@ -251,7 +246,7 @@ def flash_attn_with_kvcache(
     Returns: out, or (out, lse (batch, num_heads_q, seqlen_q)) with return_softmax_lse.
     """
     refuse(alibi_slopes=alibi_slopes)
-    window = without_negatives(window_size)
+    window = sides_without_negatives(window_size)
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     has_window = any(side is not None and side < capacity for side in window)
     options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window, "softcap": softcap}
@@ -289,16 +284,16 @@ def _arguments(
     v: Tensor,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Sides,
+    window_size: Window,
     softcap: float,
     starts: tuple[Tensor | None, Tensor | None] = (None, None),
     bounds: tuple[int | None, int | None] = (None, None),
     pages: Tensor | None = None,
     used: Tensor | None = None,
     num_splits: int = 1,
-) -> answers.Arguments:
-    window = without_negatives(window_size)
-    return answers.Arguments(
+) -> Arguments:
+    window = sides_without_negatives(window_size)
+    return Arguments(
         q, k, v, *starts, None, used, pages, None, *bounds, softmax_scale, causal, window, softcap, num_splits, True
     )
 
@@ -358,7 +353,7 @@ def _flash_attn_varlen_forward(
     refuse(zero_tensors=zero_tensors)
     used, starts_k = seqused_k, cu_seqlens_k
     if block_table is not None:
-        packed.check_list("cu_seqlens_k", cu_seqlens_k, (None,), q.device)
+        check_list("cu_seqlens_k", cu_seqlens_k, (None,), q.device)
         used, starts_k = cu_seqlens_k.diff() if used is None else used, None  # type: ignore[assignment]
     lists, bounds = (cu_seqlens_q, starts_k), (max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from .. import answers, api, packed
+from .. import api, packed
+from ..calls import Arguments
 from ..errors import InputError
+from ..windows import Window, sides_without_negatives
 from .cache import Cache, Query, attend
-from .flash_attn_2 import Sides, given, new_rows, rotary_of, without_negatives
+from .flash_attn_2 import given, new_rows, rotary_of
 from .modules import original_of, served_as
 from .raw import Results, backward_into, forward_into, refuse
 
@@ -32,7 +34,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -50,7 +52,7 @@ def flash_attn_func(
     rare |= given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     rare |= {} if num_splits == 1 else {"num_splits": num_splits}
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=sides_without_negatives(window_size),
         return_lse=bool(return_attn_probs), **rare,
     )  # fmt: skip
     return found if return_attn_probs else found[0]
@@ -64,7 +66,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -78,7 +80,7 @@ def flash_attn_qkvpacked_func(
     rare = given(softcap=softcap, deterministic=deterministic)
     rare |= given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     found = api.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size),
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=sides_without_negatives(window_size),
         return_lse=bool(return_attn_probs), **rare,
     )  # fmt: skip
     return found if return_attn_probs else found[0]
@@ -110,7 +112,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -126,7 +128,7 @@ def flash_attn_varlen_func(
     refuse(qv=qv, attention_chunk=attention_chunk)
     found = packed.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
-        softmax_scale=softmax_scale, causal=causal, window_size=without_negatives(window_size), softcap=softcap,
+        softmax_scale=softmax_scale, causal=causal, window_size=sides_without_negatives(window_size), softcap=softcap,
         num_splits=num_splits, return_lse=bool(return_attn_probs),
         **given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, deterministic=deterministic),
     )  # fmt: skip
@@ -164,7 +166,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -180,7 +182,7 @@ def flash_attn_with_kvcache(
     Returns: out, or (out, lse, empty, empty) with return_softmax_lse: there are no results of parts to show.
     """
     refuse(qv=qv, attention_chunk=attention_chunk)
-    sides = without_negatives(window_size)
+    sides = sides_without_negatives(window_size)
     capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
     bound = max_seqlen_q if isinstance(max_seqlen_q, int) else q.shape[0]
     longest_q = q.shape[1] if cu_seqlens_q is None else bound
@@ -215,7 +217,7 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: Sides = (-1, -1),
+    window_size: Window = (-1, -1),
     attention_chunk: int = 0,
     has_softcap: bool = False,
     num_splits: int = 0,
@@ -280,14 +282,12 @@ def _flash_attn_forward(
     """(out, lse, empty, empty), out in `out_`: without derivatives. flash_attn_with_kvcache is what changes a cache."""
     refuse(k_new=k_new, v_new=v_new, qv=qv, attention_chunk=attention_chunk, kv_batch_idx=kv_batch_idx)
     refuse(leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
-    window = without_negatives((window_size_left, window_size_right))
-    call = answers.Arguments(
+    window = sides_without_negatives((window_size_left, window_size_right))
+    call = Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, None, max_seqlen_q, max_seqlen_k,
         softmax_scale, causal, window, softcap, num_splits, True,
     )  # fmt: skip
-    factors = (q_descale, k_descale, v_descale)
-    given_factors = packed.NO_FACTORS if all(x is None for x in factors) else factors
-    out, lse = forward_into(call, Results(out_), given_factors)
+    out, lse = forward_into(call, Results(out_), (q_descale, k_descale, v_descale))
     return out, lse, lse.new_empty(0), lse.new_empty(0)
 
 
@@ -317,8 +317,8 @@ def _flash_attn_backward(
     sm_margin: int = 0,
 ) -> Tensor:
     """Writes dq, dk and dv. Returns: an empty tensor, in place of the row sums, which stay in a workspace."""
-    window = without_negatives((window_size_left, window_size_right))
-    call = answers.Arguments(
+    window = sides_without_negatives((window_size_left, window_size_right))
+    call = Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, None, None, max_seqlen_q, max_seqlen_k,
         softmax_scale, is_causal, window, softcap, 1, True,
     )  # fmt: skip

@@ -9,34 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import answers, api, packed
-from ..abi import WINDOW_UNBOUNDED
-from ..problems import Offsets
+from .. import api, packed
+from ..calls import Arguments, check_list
+from ..windows import Window, offsets_from_diagonal
 from .flash_attn_2 import given
 from .modules import original_of, served_as
 from .raw import Results, backward_into, forward_into, refuse
 
 Tensor = torch.Tensor
-Sides = tuple[int | None, int | None]
 STACK = "flash_attn.cute"
 _served = served_as(STACK)
-
-
-def _offsets(causal: bool, left: int | None, right: int | None) -> Offsets:
-    """The window as kernels take it."""
-    right = 0 if causal else right
-    if left is not None and right is not None and left + right < 0:
-        left, right = None, 0 if causal else None
-    return Offsets(*(WINDOW_UNBOUNDED if side is None else side for side in (left, right)))
-
-
-def _window(causal: bool, window_size: Sides) -> tuple[bool, Sides | Offsets]:
-    """(causal, window) as our functions take them: offsets where a side is negative."""
-    left, right = _offsets(causal, *window_size)
-    if left < 0 or right < 0:
-        return False, Offsets(left, right)
-    sides = (None if left == WINDOW_UNBOUNDED else left, None if right == WINDOW_UNBOUNDED else right)
-    return (True, (None, None)) if sides == (None, 0) else (False, sides)
 
 
 def _is_wanted(return_lse: bool, *inputs: Tensor | None) -> tuple[bool, bool]:
@@ -58,7 +40,7 @@ def flash_attn_func(
     gather_kv_indices: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (None, None),
+    window_size: Window = (None, None),
     learnable_sink: Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -81,7 +63,7 @@ def flash_attn_func(
     refuse(mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
     refuse(block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_wanted, has_gradient = _is_wanted(return_lse, q, k, v, learnable_sink)
-    causal, window = _window(causal, window_size)
+    causal, window = offsets_from_diagonal(causal, *window_size).as_asked
     rare = given(learnable_sink=learnable_sink, softcap=softcap, deterministic=deterministic)
     rare |= {} if num_splits == 1 else {"num_splits": num_splits}
     found = api.flash_attn_func(
@@ -107,7 +89,7 @@ def flash_attn_varlen_func(
     page_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sides = (None, None),
+    window_size: Window = (None, None),
     learnable_sink: Tensor | None = None,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -132,7 +114,7 @@ def flash_attn_varlen_func(
     refuse(mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
     refuse(block_sparse_tensors=block_sparse_tensors, seqlen_k_per_split=seqlen_k_per_split)
     is_wanted, has_gradient = _is_wanted(return_lse, q, k, v, learnable_sink)
-    causal, window = _window(causal, window_size)
+    causal, window = offsets_from_diagonal(causal, *window_size).as_asked
     found = packed.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
         page_table=page_table, softmax_scale=softmax_scale, causal=causal, window_size=window,
@@ -234,16 +216,14 @@ def _flash_attn_fwd(
     refuse(aux_tensors=aux_tensors, aux_scalars=aux_scalars, gather_kv_indices=gather_kv_indices)
     refuse(seqlen_k_per_split=seqlen_k_per_split)
     if page_table is not None and cu_seqlens_k is not None:
-        packed.check_list("cu_seqlens_k", cu_seqlens_k, (None,), q.device)
+        check_list("cu_seqlens_k", cu_seqlens_k, (None,), q.device)
         seqused_k, cu_seqlens_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k, None
-    call = answers.Arguments(
+    call = Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, learnable_sink, max_seqlen_q,
         max_seqlen_k, softmax_scale, False, (None, None), softcap or 0.0, num_splits, True,
     )  # fmt: skip
-    factors = (q_descale, k_descale, v_descale)
-    given_factors = packed.NO_FACTORS if all(x is None for x in factors) else factors
-    offsets = _offsets(causal, window_size_left, window_size_right)
-    made, made_lse = forward_into(call, Results(out, lse), given_factors, offsets)
+    window = offsets_from_diagonal(causal, window_size_left, window_size_right)
+    made, made_lse = forward_into(call, Results(out, lse), (q_descale, k_descale, v_descale), window)
     is_wanted = (
         return_lse or lse is not None or any(x.requires_grad for x in (q, k, v, learnable_sink) if x is not None)
     )
@@ -298,13 +278,13 @@ def _flash_attn_bwd(
     """(dq, dk, dv), in the tensors of those names where they are given, and where there is a sink its gradient."""
     refuse(score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors)
     refuse(aux_scalars=aux_scalars, block_sparse_tensors=block_sparse_tensors)
-    call = answers.Arguments(
+    call = Arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, learnable_sink, max_seqlen_q, max_seqlen_k,
         softmax_scale, False, (None, None), softcap or 0.0, 1, True,
     )  # fmt: skip
     *gradients, dsink = backward_into(
         call, out, lse, dout, dlse, gradients=(dq, dk, dv), deterministic=bool(deterministic),
-        offsets=_offsets(causal, window_size_left, window_size_right),
+        window=offsets_from_diagonal(causal, window_size_left, window_size_right),
     )  # fmt: skip
     return (
         (*gradients, dsink.to(learnable_sink.dtype))

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from .. import answers, general, packed
+from ..attention import backward, forward, run_operator
+from ..calls import NO_FACTORS, Arguments, Call, Factors, call_of
 from ..errors import InputError, LayoutError, NoKernelError
-from ..problems import Offsets
+from ..windows import Offsets
 
 Tensor = torch.Tensor
-Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Results(NamedTuple):
@@ -32,41 +32,35 @@ def refuse(**arguments: object) -> None:
 
 
 def forward_into(
-    given: answers.Arguments, results: Results, descales: Factors = packed.NO_FACTORS, offsets: Offsets | None = None
+    given: Arguments, results: Results, descales: Factors = NO_FACTORS, window: Offsets | None = None
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call, in `results` where they are given. Nothing is recorded for derivatives.
 
     Raises: InputError, NoKernelError before anything is launched.
     """
     with torch.no_grad():
-        call, batch_shape = packed.prepared(given, descales, offsets)
-        if packed.is_for_operator(call):
-            out, lse = packed.run_operator(call, False)
+        call = call_of(given, descales, False, window=window)
+        if call.is_for_operator:
+            out, lse = run_operator(call)
         else:
-            out, lse = _forward(call, Results() if batch_shape else results)
-        if batch_shape is not None:
-            out, lse = out.unflatten(0, batch_shape), lse.unflatten(1, batch_shape).transpose(0, 1)
+            out, lse = _forward(call, Results() if call.batch_shape else results)
+        out, lse = call.as_given(out, lse)
         return _kept_or_copied("out", out, results.out), _kept_or_copied("lse", lse, results.lse)
 
 
-def _forward(call: general.Call, results: Results) -> tuple[Tensor, Tensor]:
+def _forward(call: Call, results: Results) -> tuple[Tensor, Tensor]:
     """Written where it is wanted, if kernels take those strides."""
     if results.out is None:
-        return general.forward(call)
-    q, rows = call.q, _lse_shape(call)
+        return forward(call)
+    q = call.q
     out_dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
-    _check("out", results.out, (*q.shape[:-1], call.v.shape[-1]), out_dtype, q.device)
-    _check("lse", results.lse, rows, torch.float32, q.device)
+    _check("out", results.out, call.out_shape, out_dtype, q.device)
+    _check("lse", results.lse, call.lse_shape, torch.float32, q.device)
     try:
-        lse = q.new_empty(rows, dtype=torch.float32) if results.lse is None else results.lse
-        return general.forward(call, (results.out, lse))
+        lse = q.new_empty(call.lse_shape, dtype=torch.float32) if results.lse is None else results.lse
+        return forward(call, (results.out, lse))
     except LayoutError:
-        return general.forward(call)
-
-
-def _lse_shape(call: general.Call) -> tuple[int, ...]:
-    shape = call.q.shape
-    return (shape[0], shape[2], shape[1]) if call.lists.layout == "dense" else (shape[1], shape[0])
+        return forward(call)
 
 
 def _check(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -85,7 +79,7 @@ def _kept_or_copied(name: str, made: Tensor, given: Tensor | None) -> Tensor:
 
 
 def backward_into(
-    given: answers.Arguments,
+    given: Arguments,
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
@@ -93,7 +87,7 @@ def backward_into(
     *,
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
     deterministic: bool = False,
-    offsets: Offsets | None = None,
+    window: Offsets | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv in the shapes of q, k, v, in `gradients` where they are given, and the sink's gradient or None.
 
@@ -101,20 +95,19 @@ def backward_into(
     Raises: InputError, NoKernelError before anything is launched.
     """
     with torch.no_grad():
-        call, batch_shape = packed.prepared(given, packed.NO_FACTORS, offsets)
+        call = call_of(given, NO_FACTORS, deterministic, window=window)
         shape = (*given.q.shape[:-1], given.v.shape[-1])
         _check("out", out, shape, given.q.dtype, given.q.device)
         _check("dout", dout, shape, given.q.dtype, given.q.device)
-        if batch_shape is not None:
-            out, dout = out.flatten(0, 1), dout.flatten(0, 1)
-            lse = lse.transpose(0, 1).flatten(1)
+        if call.batch_shape is not None:
+            (out, lse), dout = call.as_launched(out, lse), dout.flatten(0, 1)
             dlse = None if dlse is None else dlse.transpose(0, 1).flatten(1)
-        _check("lse", lse, _lse_shape(call), torch.float32, given.q.device)
-        _check("dlse", dlse, _lse_shape(call), torch.float32, given.q.device)
+        _check("lse", lse, call.lse_shape, torch.float32, given.q.device)
+        _check("dlse", dlse, call.lse_shape, torch.float32, given.q.device)
         inputs = (given.q, given.k, given.v)
         for name, into, like in zip(("dq", "dk", "dv"), gradients, inputs, strict=True):
             _check(name, into, tuple(like.shape), like.dtype, like.device)
-        found = _gradients(call, (out, lse.contiguous()), (dout, dlse), gradients, deterministic)
+        found = _gradients(call, (out, lse.contiguous()), (dout, dlse), gradients)
         made = (x.view(like.shape) for x, like in zip(found[:3], inputs, strict=True))
         dq, dk, dv = (_in(x, into) for x, into in zip(made, gradients, strict=True))
         return dq, dk, dv, found[3]
@@ -127,17 +120,16 @@ def _in(made: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _gradients(
-    call: general.Call,
+    call: Call,
     results: tuple[Tensor, Tensor],
     tangents: tuple[Tensor, Tensor | None],
     into: tuple[Tensor | None, Tensor | None, Tensor | None],
-    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Written where they are wanted, if kernels take those strides."""
     dq, dk, dv = into
     if dq is not None and dk is not None and dv is not None and dq.dim() == call.q.dim():
         try:
-            return general.backward(call, *results, *tangents, deterministic=deterministic, gradients=(dq, dk, dv))
+            return backward(call, results, *tangents, (dq, dk, dv))
         except LayoutError:
             pass
-    return general.backward(call, *results, *tangents, deterministic=deterministic)
+    return backward(call, results, *tangents)

@@ -1,8 +1,7 @@
-"""Attention with any layout and feature: one forward and one backward of plain tensors and numbers.
+"""Attention of a `Call`, with any layout and feature: one forward, one backward, and torch's operators around them.
 
-The plain dense call has a path of its own (api.py); everything else comes through here, in eager mode and as operators
-of torch (ops.py). Which kernels run is decided, and they are loaded, before anything is launched. No number is ever
-read from a device.
+The plain dense forward has a path of its own (api.py); everything else comes through here. Which kernels run is
+decided, and they are loaded, before anything is launched. No number is ever read from a device.
 """
 
 import math
@@ -11,86 +10,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import loader
+from . import loader, ops
 from .abi import OUTPUT_DTYPES
-from .allocation import equal_starts, no_numbers
+from .allocation import equal_starts
+from .calls import Call, Lists
 from .dispatch import Problem, combine_problem, steps_of
 from .errors import NoKernelError
-from .gradients import BackwardLaunches, compute_gradients, compute_packed_gradients, load_backward, run_copying
-from .problems import (
-    DTYPES,
-    FP8_DTYPES,
-    TORCH_DTYPES,
-    check_alike,
-    mask_of,
-    ordinal_of,
-    problem_for,
+from .gradients import (
+    BackwardLaunches,
+    RecipeBackward,
+    compute_gradients,
+    compute_packed_gradients,
+    load_backward,
+    run_copying,
 )
+from .problems import DTYPES, FP8_DTYPES, TORCH_DTYPES, check_alike, ordinal_of, problem_for
 from .splitting import Keys, Rows, chosen_splits, key_blocks, visible_keys
+from .windows import offsets
 
 Tensor = torch.Tensor
-
-
-class Lists(NamedTuple):
-    """Where sequences lie, int32 on the device of q; all None for the dense layout.
-
-    cu_seqlens_q, cu_seqlens_k: (batch + 1). page_table: (batch, max_pages). seqused_q, seqused_k: (batch).
-    """
-
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    page_table: Tensor | None = None
-    seqused_q: Tensor | None = None
-    seqused_k: Tensor | None = None
-
-    @property
-    def layout(self) -> str:
-        """Of the kernels that read these."""
-        return "dense" if self.cu_seqlens_q is None else "varlen" if self.page_table is None else "paged"
-
-    def arguments(self) -> tuple[Tensor, ...]:
-        """In the order of the signatures; a list without elements where none is given."""
-        if self.cu_seqlens_q is None:
-            return ()
-        keys = self.cu_seqlens_k if self.page_table is None else self.page_table
-        assert keys is not None
-        used_q, used_k = self.seqused_q, self.seqused_k
-        if used_q is None or used_k is None:
-            nothing = no_numbers(self.cu_seqlens_q.device)
-            used_q, used_k = nothing if used_q is None else used_q, nothing if used_k is None else used_k
-        return self.cu_seqlens_q, keys, used_q, used_k
-
-
-class Call(NamedTuple):
-    """One call, checked: q, k, v in the shapes of the signature that `lists` selects.
-
-    sink: float32 (num_heads_q). descales: float32 (batch, num_heads_kv) for q, k, v; None = 1. softcap: 0 = none.
-    num_splits: below 1 = chosen here. max_seqlen_q, max_seqlen_k: bounds that the caller knows, or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    lists: Lists
-    softmax_scale: float
-    window: tuple[int, int]
-    softcap: float = 0.0
-    sink: Tensor | None = None
-    descales: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    num_splits: int = 1
-    max_seqlen_q: int | None = None
-    max_seqlen_k: int | None = None
-
-    @property
-    def batch(self) -> int:
-        """Number of sequences."""
-        starts = self.lists.cu_seqlens_q
-        return self.q.shape[0] if starts is None else starts.shape[0] - 1
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no query can see a key, so that nothing is launched."""
-        return not (self.q.numel() and self.k.numel() and self.v.numel() and self.batch) or sum(self.window) < 0
 
 
 class ForwardLaunches(NamedTuple):
@@ -100,6 +38,11 @@ class ForwardLaunches(NamedTuple):
     combine: Any | None
     num_sms: int
     out_dtype: torch.dtype
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor]:
+    """out and lse of a call: launched, or as an operator where gradients or something of torch ask for one."""
+    return run_operator(call) if call.needs_gradients or call.is_for_operator else forward(call)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -134,10 +77,8 @@ def _given(value: Any) -> tuple[Any, ...]:
 
 
 def _new_results(call: Call, launches: ForwardLaunches) -> tuple[Tensor, Tensor]:
-    q, is_dense = call.q, call.lists.layout == "dense"
-    out = q.new_empty((*q.shape[:-1], call.v.shape[-1]), dtype=launches.out_dtype)
-    rows = (q.shape[0], q.shape[2], q.shape[1]) if is_dense else (q.shape[1], q.shape[0])
-    return out, q.new_empty(rows, dtype=torch.float32)
+    out = call.q.new_empty(call.out_shape, dtype=launches.out_dtype)
+    return out, call.q.new_empty(call.lse_shape, dtype=torch.float32)
 
 
 def _fill_unseen(lse: Tensor, sink: Tensor | None) -> Tensor:
@@ -180,13 +121,16 @@ def _dense_in_parts(
 
 # --- which kernels ----------------------------------------------------------------------------------------------------
 
+_forwards: dict[tuple[Any, ...], ForwardLaunches | NoKernelError] = loader.remembered("forward")
+_merges: dict[tuple[Any, ...], Callable[..., Any]] = loader.remembered("merge")
+_backwards: dict[tuple[Any, ...], BackwardLaunches | RecipeBackward] = loader.remembered("backward")
+
 
 def forward_problem(call: Call, *, is_split: bool) -> Problem:
     """What a call asks for."""
     features = {"softcap"} if call.softcap else set()
     features |= ({"sink"} if call.sink is not None else set()) | ({"split"} if is_split else set())
-    mask = mask_of(*call.window)
-    return problem_for(call.q, call.v, mask, layout=call.lists.layout, features=frozenset(features))
+    return problem_for(call.q, call.v, call.window.mask, layout=call.lists.layout, features=frozenset(features))
 
 
 def launches_for(call: Call) -> tuple[int, ForwardLaunches]:
@@ -212,21 +156,21 @@ def _shape_of(call: Call) -> tuple[Rows, Keys]:
     total_q = q.shape[0] * (q.shape[1] if is_dense else 1)
     queries = Rows(call.batch, total_q, max_seqlen_q, q.shape[-2], k.shape[-2])
     blocks = key_blocks(visible_keys(call.window, max_seqlen_q, max_seqlen_k))
-    return queries, Keys(blocks, (q.shape[-1], v.shape[-1]), q.element_size(), mask_of(*call.window))
+    return queries, Keys(blocks, (q.shape[-1], v.shape[-1]), q.element_size(), call.window.mask)
 
 
 def _bound_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
     """Decide, load and remember; also that there is no kernel."""
     q, v = call.q, call.v
-    switches = (call.lists.layout, mask_of(*call.window), bool(call.softcap), call.sink is not None, is_split)
-    key = ("general", q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
-    launches = loader.bound.get(key)
+    switches = (call.lists.layout, call.window.mask, bool(call.softcap), call.sink is not None, is_split)
+    key = (q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
+    launches = _forwards.get(key)
     if launches is None:
         try:
             launches = _load_forward(call, is_split=is_split)
         except NoKernelError as error:
             launches = error
-        loader.bound[key] = launches
+        _forwards[key] = launches
     if isinstance(launches, NoKernelError):
         raise NoKernelError(str(launches))
     return launches
@@ -242,62 +186,65 @@ def _load_forward(call: Call, *, is_split: bool) -> ForwardLaunches:
 
 def bound_combine(out_partial: Tensor, dtype: torch.dtype, *, has_sink: bool) -> Callable[..., Any]:
     """The kernel that merges parts to `dtype`. Raises: NoKernelError, ..."""
-    key = ("combine", dtype, out_partial.shape[-1], out_partial.get_device(), has_sink)
-    run = loader.bound.get(key)
+    key = (dtype, out_partial.shape[-1], out_partial.get_device(), has_sink)
+    run = _merges.get(key)
     if run is None:
         problem = combine_problem(DTYPES[dtype], out_partial.shape[-1], has_sink=has_sink)
         run = loader.runtime().launch_for(problem, ordinal_of(out_partial)).run
-        loader.bound[key] = run
+        _merges[key] = run
     return run
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
-def bound_backward(call: Call, *, deterministic: bool) -> BackwardLaunches:
+def bound_backward(call: Call) -> BackwardLaunches | RecipeBackward:
     """Decide, load and remember the kernels of the backward pass. Raises: NoKernelError, ..."""
-    q, v, mask = call.q, call.v, mask_of(*call.window)
-    switches = (call.lists.layout, mask, bool(call.softcap), deterministic)
-    key = ("general bwd", q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
-    launches = loader.bound.get(key)
+    q, v = call.q, call.v
+    switches = (call.lists.layout, call.window.mask, bool(call.softcap), call.deterministic)
+    key = (q.dtype, q.shape[-1], v.shape[-1], q.get_device(), *switches)
+    launches = _backwards.get(key)
     if launches is None:
-        check_alike(q, call.k, v)
-        features = frozenset({"softcap"} if call.softcap else ())
-        more = {"layout": call.lists.layout, "deterministic": deterministic, "features": features}
-        problem, ordinal = problem_for(q, v, mask, op="bwd", **more), ordinal_of(q)
-        try:
-            launches = load_backward(loader.runtime(), problem, ordinal, q.device)
-        except NoKernelError as error:
-            raise NoKernelError(
-                "an input requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass "
-                f"detached tensors, if only the result is wanted.\n{error}"
-            ) from error
-        loader.bound[key] = launches
+        launches = _backwards[key] = _load_backward(call)
     return launches
+
+
+def _load_backward(call: Call) -> BackwardLaunches | RecipeBackward:
+    check_alike(call.q, call.k, call.v)
+    ordinal, features = ordinal_of(call.q), frozenset({"softcap"} if call.softcap else ())
+    more = {"layout": call.lists.layout, "deterministic": call.deterministic, "features": features}
+    problem = problem_for(call.q, call.v, call.window.mask, op="bwd", **more)
+    try:
+        return load_backward(loader.runtime(), problem, ordinal, call.q.device)
+    except NoKernelError as error:
+        raise NoKernelError(
+            "an input requires grad, and no backward kernel can be used. Call under torch.no_grad(), or pass "
+            f"detached tensors, if only the result is wanted.\n{error}"
+        ) from error
 
 
 def backward(
     call: Call,
-    out: Tensor,
-    lse: Tensor,
+    results: tuple[Tensor, Tensor],
     dout: Tensor | None,
     dlse: Tensor | None,
-    *,
-    deterministic: bool,
     gradients: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv in the shapes of q, k, v, and the sink's gradient (float32) if there is a sink.
 
-    gradients: where dq, dk and dv are to be written. Raises: LayoutError for strides of them that no kernel takes.
+    Args: results: out and lse of the forward. dout, dlse: their gradients, None for zeros. gradients: where dq, dk and
+        dv are to be written.
+    Raises: LayoutError for strides of `gradients` that no kernel takes.
     """
-    launches = bound_backward(call, deterministic=deterministic)
-    tensors = (call.q, call.k, call.v, out, lse)
+    launches = bound_backward(call)
+    tensors = (call.q, call.k, call.v, *results)
     options: dict[str, Any] = {"softcap": call.softcap, "sink": call.sink, "gradients": gradients}
     if call.lists.layout == "dense":
         return compute_gradients(launches, tensors, dout, dlse, call.softmax_scale, call.window, **options)
     starts_q, starts_k, _, *used = call.lists
     assert starts_q is not None
     assert starts_k is not None
+    assert isinstance(launches, BackwardLaunches)  # recipes are dense
     return compute_packed_gradients(
         launches,
         tensors,
@@ -309,3 +256,49 @@ def backward(
         used=(used[0], used[1]),
         **options,
     )
+
+
+# --- as operators -----------------------------------------------------------------------------------------------------
+
+
+def run_operator(call: Call) -> tuple[Tensor, Tensor]:
+    """out and lse through torch's dispatcher."""
+    if not call.is_for_operator:
+        bound_backward(call)
+    return torch.ops.fa4_kernels.general_attention(
+        *(call.q, call.k, call.v, *call.lists, call.sink, *call.descales),
+        *(call.softmax_scale, *call.window, call.deterministic, call.softcap),
+        *(call.num_splits, call.max_seqlen_q, call.max_seqlen_k),
+    )
+
+
+_NUM_LISTS = len(Lists._fields)
+
+
+def _operator_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """In the order of the operator's schema, which is that of `run_operator`."""
+    lists, (sink, *descales), numbers = rest[:_NUM_LISTS], rest[_NUM_LISTS:][:4], rest[_NUM_LISTS + 4 :]
+    scale, left, right, deterministic, softcap, num_splits, *bounds = numbers
+    call = _call(q, k, v, lists, (scale, left, right, deterministic, softcap), sink)
+    factors = (descales[0], descales[1], descales[2])
+    call = call._replace(descales=factors, num_splits=num_splits, max_seqlen_q=bounds[0], max_seqlen_k=bounds[1])
+    with torch.no_grad():
+        return forward(call)
+
+
+def _operator_backward(
+    dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lists, sink, numbers = rest[:_NUM_LISTS], rest[_NUM_LISTS], rest[_NUM_LISTS + 1 :]
+    dq, dk, dv, dsink = backward(_call(q, k, v, lists, numbers, sink), (out, lse), dout, dlse)
+    return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, lists: Any, numbers: Any, sink: Tensor | None) -> Call:
+    """What the two operators have in common."""
+    scale, left, right, deterministic, softcap = numbers
+    more: dict[str, Any] = {"softcap": softcap, "sink": sink, "deterministic": deterministic}
+    return Call(q, k, v, Lists(*lists), scale, offsets(left, right), **more)
+
+
+ops.define_general(_operator_forward, _operator_backward, DTYPES)
