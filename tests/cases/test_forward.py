@@ -10,6 +10,7 @@ import pytest
 from fa4build.cases.forward import (
     UNBOUNDED_WINDOW,
     Case,
+    cases_for,
     draw_inputs,
     lse_error,
     output_bound,
@@ -18,6 +19,7 @@ from fa4build.cases.forward import (
     same_dtype_attention,
     visible,
 )
+from fa4build.matrix.variants import parse_variant
 
 EVERYTHING = (UNBOUNDED_WINDOW, UNBOUNDED_WINDOW)
 
@@ -127,3 +129,25 @@ def test_rising_fills_move_the_row_maximum_as_they_say(fill, low, high):
 
     assert low < rise.min()
     assert rise.max() < high
+
+
+def test_falling_maxima_rise_the_way_in_which_kernels_walk():
+    """From the last block of keys to the first: less than 8 a block, more than 8 in two, so with and without rescale."""
+    case = Case(name="t", seqlen_q=4, seqlen_k=512, fill="falling")
+    q, k, _ = draw_inputs(case, 128, 128, seed=2)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k)[0, 0] / math.sqrt(128) * math.log2(math.e)
+    block_max = scores.reshape(4, 4, 128).max(axis=-1)[:, ::-1]
+
+    assert np.diff(block_max, axis=1).max() < 8
+    assert (block_max[:, 2:] - block_max[:, :-2]).min() > 8
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "local"])
+def test_both_tiles_of_a_blackwell_forward_rescale_over_more_keys_than_there_are_slots(mask):
+    """Three tiles of 128 queries reach the second tile of a CTA and of a pair; a ring has at most four slots."""
+    cases = {arch: cases_for(parse_variant(f"fwd-{arch}-bf16-hd128-{mask}")) for arch in ("sm90a", "sm100a", "sm103a")}
+    more = {arch: [case for case in of_arch if case.fill == "falling"] for arch, of_arch in cases.items()}
+
+    assert more["sm90a"] == []
+    assert more["sm100a"] == more["sm103a"] != []
+    assert all(case.seqlen_q > 2 * 128 and case.seqlen_k > 2 * 4 * 128 for case in more["sm100a"])
