@@ -36,6 +36,10 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
     metavar="DIR",
     help="Write the scripts that verify wheels on a GPU into DIR; they need torch, and no fa4build there.",
 )
+@click.option(
+    "--mutate", is_flag=True, help="Plant faults in the synchronisation of the kernels and see that each is found."
+)
+@click.option("--coverage", is_flag=True, help="Tell which lines of PTX no acceptance case runs.")
 @click.option("--timing", is_flag=True, help="Time the kernels in the model of docs/timing-model.md instead.")
 @click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Variants simulated at a time. Default: one a core.")
@@ -89,6 +93,8 @@ def command(
     simulate: bool,
     record: Path | None,
     device_scripts: Path | None,
+    mutate: bool,
+    coverage: bool,
     timing: bool,
     arches: tuple[str, ...],
     jobs: int | None,
@@ -119,6 +125,8 @@ def command(
       fa4build verify --static --update-baseline         after a change that was meant
       fa4build verify --device-scripts device            what a GPU machine runs: python device/prove_forward.py dist
       fa4build verify --device record.json               take over what it has proven
+      fa4build verify fwd-sm90a-bf16-hd128-causal-varlen --mutate   whether its proof finds planted faults
+      fa4build verify --arch sm100 --coverage            lines of PTX that no case runs
       fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
     from fa4build.families.registry import DEFAULT, family_named
@@ -142,6 +150,20 @@ def command(
         if family_name != DEFAULT:
             raise click.UsageError("--timing knows the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
+
+    if mutate or coverage:
+        if static or simulate or update_baseline or (mutate and coverage):
+            raise click.UsageError("--mutate and --coverage prove nothing and go alone; leave out the other levels.")
+        if family_name != DEFAULT:
+            raise click.UsageError("--mutate and --coverage know the kernels of fa4 only; leave out --family.")
+        if mutate and not globs:
+            raise click.UsageError("--mutate takes minutes a kernel: name the kernels.")
+        from fa4build.cli import verify_judge
+        from fa4build.verify.levels import built_variants
+
+        judge = verify_judge.mutate if mutate else verify_judge.cover
+        chosen = built_variants(arches, globs)
+        return judge(chosen, cache, jobs=_jobs(jobs), timeout_s=timeout_s, as_json=as_json)
 
     from fa4build.shipping.release import committed_evidence
     from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify

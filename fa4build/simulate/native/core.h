@@ -129,6 +129,7 @@ typedef struct {
     int64_t num_details;
     int32_t has_hazards; /* before the run: the code itself has some */
     int32_t keep_going;  /* also behind findings that are errors: some rules are allowed to be broken */
+    uint8_t *executed;   /* set to 1 for each instruction that some lane executes; NULL: nobody asks */
 } Launch;
 
 #define CHECKS_ON 0x100
