@@ -132,7 +132,7 @@ def test_rising_fills_move_the_row_maximum_as_they_say(fill, low, high):
 
 
 def test_falling_maxima_rise_the_way_in_which_kernels_walk():
-    """From the last block of keys to the first: less than 8 a block, more than 8 in two, so with and without rescale."""
+    """From the last block of keys to the first: less than 8 a block, more than 8 in two; with a rescale and without."""
     case = Case(name="t", seqlen_q=4, seqlen_k=512, fill="falling")
     q, k, _ = draw_inputs(case, 128, 128, seed=2)
     scores = np.einsum("bqhd,bkhd->bhqk", q, k)[0, 0] / math.sqrt(128) * math.log2(math.e)
