@@ -60,9 +60,13 @@ _COMMON = (
     Case(name="zero-q", seqlen_q=40, seqlen_k=150, fill="zero_q"),
     Case(name="one-key", seqlen_q=40, seqlen_k=150, fill="one_key"),
 )
-# All tiles of 128 queries of a CTA or pair see their maxima rise by more than 2^8, and keys fill every slot twice: the
-# rescale of each tile and the unrolled loop of the loads run.
-_BLACKWELL = (Case(name="falling-maxima", seqlen_q=300, seqlen_k=1100, fill="falling"),)
+# A CTA takes several pieces of work that use all of its tiles and several slots: what the next one overwrites has to be
+# read. And all tiles of a CTA or pair see maxima rise by more than 2^8, over keys that fill every slot twice: every
+# tile is rescaled, and the unrolled loop of the loads runs.
+_BLACKWELL = (
+    Case(name="many-tiles", seqlen_q=300, seqlen_k=300, num_heads_q=5, num_heads_kv=5),
+    Case(name="falling-maxima", seqlen_q=300, seqlen_k=1100, fill="falling"),
+)
 _WINDOWS = (
     Case(name="window-left", seqlen_q=150, seqlen_k=150, window=(20, UNBOUNDED_WINDOW)),
     Case(name="window-right", seqlen_q=130, seqlen_k=200, window=(UNBOUNDED_WINDOW, 5)),

@@ -143,11 +143,15 @@ def test_falling_maxima_rise_the_way_in_which_kernels_walk():
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "local"])
-def test_both_tiles_of_a_blackwell_forward_rescale_over_more_keys_than_there_are_slots(mask):
-    """Three tiles of 128 queries reach the second tile of a CTA and of a pair; a ring has at most four slots."""
+def test_all_tiles_of_a_blackwell_cta_rescale_over_more_keys_than_slots_and_take_work_again(mask):
+    """Three tiles of 128 queries reach the second tile of a CTA and of a pair; a ring has at most four slots; of five
+    heads two multiprocessors take two each."""
     cases = {arch: cases_for(parse_variant(f"fwd-{arch}-bf16-hd128-{mask}")) for arch in ("sm90a", "sm100a", "sm103a")}
-    more = {arch: [case for case in of_arch if case.fill == "falling"] for arch, of_arch in cases.items()}
+    by_name = {case.name: case for case in cases["sm100a"]}
+    falling, many = by_name["falling-maxima"], by_name["many-tiles"]
 
-    assert more["sm90a"] == []
-    assert more["sm100a"] == more["sm103a"] != []
-    assert all(case.seqlen_q > 2 * 128 and case.seqlen_k > 2 * 4 * 128 for case in more["sm100a"])
+    assert cases["sm100a"] == cases["sm103a"]
+    assert not {"falling-maxima", "many-tiles"} & {case.name for case in cases["sm90a"]}
+    assert (falling.fill, falling.seqlen_q > 2 * 128, falling.seqlen_k > 2 * 4 * 128) == ("falling", True, True)
+    assert many.seqlen_q > 2 * 128
+    assert many.batch * many.num_heads_q >= 2 * 2
