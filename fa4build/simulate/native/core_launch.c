@@ -95,7 +95,7 @@ static void start_warp(Warp *w, Cta *cta, int index) {
     w->exited = beyond > 0 ? FULL << (LANES - beyond) : 0;
     w->active = ~w->exited;
     bool tracks = w->run->checks && l->product_start[l->num_code - 1] > 0;
-    if (tracks) w->stamps = calloc((size_t)l->num_registers + 1, sizeof *w->stamps);
+    if (tracks) w->stamps = calloc((size_t)l->num_registers * 2 + 1, sizeof *w->stamps);
     fill_specials(w);
 }
 
