@@ -39,6 +39,12 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
 @click.option(
     "--mutate", is_flag=True, help="Plant faults in the synchronisation of the kernels and see that each is found."
 )
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=1,
+    help="With --mutate: break every so many operations. Default: all.",
+)
 @click.option("--coverage", is_flag=True, help="Tell which lines of PTX no acceptance case runs.")
 @click.option("--timing", is_flag=True, help="Time the kernels in the model of docs/timing-model.md instead.")
 @click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Target, e.g. sm90 or sm100. Repeatable.")
@@ -94,6 +100,7 @@ def command(
     record: Path | None,
     device_scripts: Path | None,
     mutate: bool,
+    every: int,
     coverage: bool,
     timing: bool,
     arches: tuple[str, ...],
@@ -161,9 +168,10 @@ def command(
         from fa4build.cli import verify_judge
         from fa4build.verify.levels import built_variants
 
-        judge = verify_judge.mutate if mutate else verify_judge.cover
-        chosen = built_variants(arches, globs)
-        return judge(chosen, cache, jobs=_jobs(jobs), timeout_s=timeout_s, as_json=as_json)
+        chosen, how = built_variants(arches, globs), {"jobs": _jobs(jobs), "timeout_s": timeout_s, "as_json": as_json}
+        if mutate:
+            return verify_judge.mutate(chosen, cache, every=every, **how)
+        return verify_judge.cover(chosen, cache, **how)
 
     from fa4build.shipping.release import committed_evidence
     from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 _TOLD_EVERY = 25  # mutants
 
 
-def mutate(variants: Sequence["Variant"], cache: "Cache", *, jobs: int, timeout_s: float, as_json: bool) -> int:
-    """Plants every mutant of every kernel. Exit code 10 when one is left that nothing explains."""
+def mutate(
+    variants: Sequence["Variant"], cache: "Cache", *, every: int, jobs: int, timeout_s: float, as_json: bool
+) -> int:
+    """Plants the mutants of every kernel. Exit code 10 when one is left that nothing explains."""
     from fa4build.errors import SimulationError
     from fa4build.mutation.campaign import run_campaign
 
     campaigns = []
     for request in _requests(variants, cache):
-        campaigns.append(run_campaign(request, jobs=jobs, tell=_tell, timeout_s=timeout_s))
+        campaigns.append(run_campaign(request, jobs=jobs, tell=_tell, every=every, timeout_s=timeout_s))
         _print_campaign(campaigns[-1], as_json)
     if as_json:
         print_json({"campaigns": [campaign.document() for campaign in campaigns]})
@@ -73,10 +75,8 @@ def _requests(variants: Sequence["Variant"], cache: "Cache") -> list["Request"]:
 
 
 def _tell(kernel: str, outcome: "Outcome", done: int, total: int) -> None:
-    """Progress: every so many mutants, and each that is not explained."""
-    if not outcome.is_explained:
-        note(f"{kernel}: {outcome.status}: PTX line {outcome.line} {outcome.opcode}, {outcome.change}. {outcome.text}")
-    elif done % _TOLD_EVERY == 0 or done == total:
+    """Progress: every so many mutants."""
+    if done % _TOLD_EVERY == 0 or done == total:
         note(f"[{done}/{total}] {kernel}")
 
 
@@ -87,6 +87,9 @@ def _print_campaign(campaign: "Campaign", as_json: bool) -> None:
     line = f"{campaign.kernel}  {len(campaign.outcomes)} mutants of {campaign.operations} operations: {told}"
     line = f"{line}; {open_} unexplained, {campaign.seconds:.0f} s"
     note(line) if as_json else click.echo(line)
+    for each in campaign.outcomes:
+        if not each.is_explained:
+            note(f"{campaign.kernel}: {each.status}: PTX line {each.line} {each.opcode}, {each.change}. {each.text}")
 
 
 def _note_coverage(end: "End", *, found: dict[str, Any], failed: list[str], as_json: bool) -> None:

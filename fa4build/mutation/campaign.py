@@ -23,7 +23,7 @@ from fa4build.errors import SimulationError
 from fa4build.matrix.variants import parse_variant
 from fa4build.mutation.mutants import Mutant, mutants_of
 from fa4build.mutation.operations import operations_of, synchronises
-from fa4build.mutation.survivors import reason_for
+from fa4build.mutation.survivors import reasons_for
 from fa4build.plan import plan_from_json
 from fa4build.simulate.native.executed import executed_instructions
 from fa4build.simulate.ptx.parser import parse_module
@@ -67,10 +67,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """All outcomes of a kernel, in the order of its text."""
+    """All outcomes of a kernel, in the order of its text. `every`: of its operations every so many were changed."""
 
     kernel: str
     operations: int
+    every: int
     outcomes: tuple[Outcome, ...]
     seconds: float
 
@@ -85,6 +86,7 @@ class Campaign:
         return {
             "kernel": self.kernel,
             "operations": self.operations,
+            "every": self.every,
             "mutants": len(self.outcomes),
             "counts": counts,
             "killed_by": {by: killed_by.count(by) for by in sorted(set(killed_by))},
@@ -107,6 +109,7 @@ def run_campaign(
     *,
     jobs: int,
     tell: Callable[[str, Outcome | None, int, int], None] = lambda *_: None,
+    every: int = 1,
     only: Callable[[Mutant], bool] = lambda mutant: True,
     timeout_s: float = MUTANT_TIMEOUT_S,
 ) -> Campaign:
@@ -114,7 +117,8 @@ def run_campaign(
 
     Args:
         jobs: mutants at a time.
-        tell: gets (kernel, an outcome, mutants done, all mutants).
+        tell: gets (kernel, an outcome that has no reason yet, mutants done, all mutants).
+        every: of the operations take every so many, from the second on; 1: all.
         only: which mutants; default: all.
         timeout_s: of a mutant.
     Raises: SimulationError when the kernel itself does not pass, or its text is not understood.
@@ -122,13 +126,12 @@ def run_campaign(
     started = time.monotonic()
     judge = _Judge(request)
     sites = _sites(request.ptx)
-    mutants = [mutant for mutant in mutants_of(request.ptx) if only(mutant)]
+    mutants = [mutant for mutant in mutants_of(request.ptx) if mutant.number % every == 1 % every and only(mutant)]
     cases = judge.cases_of_kernel()
     outcomes: dict[int, Outcome] = {}
 
     def note(number: int, outcome: Outcome) -> None:
-        reason = reason_for(request.variant_id, mutants[number]) if outcome.status in (SURVIVED, UNREACHED) else ""
-        outcomes[number] = replace(outcome, by=outcome.by or reason)
+        outcomes[number] = outcome
         tell(request.variant_id, outcomes[number], len(outcomes), len(mutants))
 
     tasks = []
@@ -146,9 +149,17 @@ def run_campaign(
         on_end=lambda end: note(int(end.name), _of_end(mutants[int(end.name)], end)),
         context=multiprocessing.get_context("fork"),
     )
-    ordered = tuple(outcomes[number] for number in range(len(mutants)))
+    ordered = explained(request.variant_id, [outcomes[number] for number in range(len(mutants))])
     seconds = time.monotonic() - started
-    return Campaign(kernel=request.variant_id, operations=len(sites), outcomes=ordered, seconds=seconds)
+    return Campaign(kernel=request.variant_id, operations=len(sites), every=every, outcomes=ordered, seconds=seconds)
+
+
+def explained(kernel: str, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Outcomes with the reasons of those that were not killed."""
+    left = [number for number, outcome in enumerate(outcomes) if outcome.status in (SURVIVED, UNREACHED)]
+    reasons = reasons_for(kernel, [(o.opcode, o.change, o.status) for o in (outcomes[number] for number in left)])
+    found = dict(zip(left, reasons, strict=True))
+    return tuple(replace(outcome, by=found.get(number, outcome.by)) for number, outcome in enumerate(outcomes))
 
 
 def _sites(ptx: str) -> list[int]:

@@ -242,7 +242,8 @@ def _elect(op: Operation, match: re.Match) -> Iterator[Change]:
     thread, as a bulk group does; all else may be done by any lane, and an election orders no memory."""
     data, _, predicate = (part.strip() for part in op.operands[0].partition("|"))
     rest = f"mov.b32 {data}, 0;" if data != "_" else ""
-    yield "every lane is elected", f"{{ setp.eq.s32 {predicate}, 0, 0; {rest} }}"
+    what = ".".join(op.elects.split(".")[:4]) or "nothing"
+    yield f"every lane is elected for {what}", f"{{ setp.eq.s32 {predicate}, 0, 0; {rest} }}"
     if _OF_A_THREAD.match(op.elects):
         lane = f".reg .b32 n_; mov.u32 n_, %laneid; setp.eq.u32 {predicate}, n_, 0;"
         yield "lane 0 without an election", f"{{ {lane} {rest} }}"

@@ -13,7 +13,7 @@ from fa4build.errors import SimulationError
 from fa4build.mutation import campaign
 from fa4build.mutation.campaign import CRASHED, KILLED, SURVIVED, UNREACHED, Outcome, kind_of, run_campaign
 from fa4build.mutation.mutants import NOTHING, mutants_of
-from fa4build.mutation.survivors import REASONS, reason_for
+from fa4build.mutation.survivors import REASONS, reasons_for
 from fa4build.verify.pool import End
 from fa4build.verify.runs import Request
 from tests.simulate.mutations.kernels import HERE
@@ -115,14 +115,22 @@ def test_a_finding_has_a_kind(text, kind):
     assert kind_of(text) == kind
 
 
-def test_a_reason_holds_for_the_kernels_and_changes_that_it_names():
-    """Elsewhere the same change is to be looked at again."""
-    by_name = {reason.name: reason for reason in REASONS}
-    mutant = next(m for m in mutants_of("setmaxnreg.dec.sync.aligned.u32 24;") if m.change == "removed")
+def test_a_reason_holds_for_the_kernels_the_changes_and_the_number_that_it_names():
+    """Elsewhere, or where more survive than it was argued for, it explains none."""
+    increase = ("setmaxnreg.inc.sync.aligned.u32", "removed", SURVIVED)
+    (name,) = reasons_for(NAME, [increase])
 
-    assert len(by_name) == len(REASONS)
-    assert reason_for(NAME, mutant) == ""
-    assert all(reason.kernels and len(reason.text) > 40 for reason in REASONS)
+    assert name == "registers are the assembler's"
+    assert reasons_for(NAME, [increase, increase]) == ["", ""]
+    assert reasons_for(NAME, [("setmaxnreg.dec.sync.aligned.u32", "removed", SURVIVED)]) == [""]
+    assert reasons_for("fwd-sm100a-bf16-hd64-full", [("wgmma.fence.sync.aligned", "removed", SURVIVED)]) == [""]
+    assert reasons_for(NAME, [(*increase[:2], UNREACHED)]) == [""]
+
+
+def test_reasons_have_names_of_their_own_and_say_why():
+    """Records hold the name, docs/mutation.md and the table the argument."""
+    assert len({reason.name for reason in REASONS}) == len(REASONS)
+    assert all(reason.kernels and reason.most > 0 and len(reason.text) > 60 for reason in REASONS)
 
 
 @pytest.mark.slow
