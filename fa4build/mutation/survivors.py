@@ -203,10 +203,28 @@ REASONS: tuple[Reason, ...] = (
         name="tensor memory needs no release",
         kernels=_SM100,
         opcode=r"mbarrier\.(?:arrive|try_wait)",
-        change="relaxed",
+        change="(?:relaxed|releases for its CTA)",
         most=60,
         text="What is handed on lies in tensor memory: tcgen05.fence on both sides and the order of execution that a "
         "relaxed arrival gives are enough (manual 9.7.16.6); or nothing is handed on, as in the first round of a ring.",
+    ),
+    Reason(
+        name="nothing of the other CTA is acquired",
+        kernels=("*-2cta*",),
+        opcode=r"mbarrier\.try_wait",
+        change="acquires for its CTA",
+        most=40,
+        text="What the wait hands on lies in its own CTA, or in tensor memory, for which the order of execution and "
+        "tcgen05.fence are enough.",
+    ),
+    Reason(
+        name="the fence publishes barriers",
+        kernels=("*-2cta*",),
+        opcode=r"barrier\.cluster\.arrive",
+        change="relaxed",
+        most=1,
+        text="Behind the initialisation of barriers fence.mbarrier_init.release.cluster is the release; a relaxed "
+        "arrival behind it is what the manual shows.",
     ),
     Reason(
         name="nothing was touched yet",
