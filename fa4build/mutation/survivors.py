@@ -169,8 +169,17 @@ REASONS: tuple[Reason, ...] = (
         opcode=r"mbarrier\.try_wait",
         change="removed",
         most=1,
-        text="At the start of a piece of work the wait for the slot of the first V comes behind one for queries that "
-        "the MMA warp freed by a later commit. Taken for granted: commits of one thread arrive in order.",
+        text="At the start of a piece of work, and at the end of a pair's load warp, the wait stands beside one for "
+        "what the MMA warp freed by a later commit. Taken for granted: commits of one thread arrive in order.",
+    ),
+    Reason(
+        name="the cluster barrier holds everyone",
+        kernels=("*-2cta*",),
+        opcode=r"bar\.sync",
+        change="removed",
+        most=1,
+        text="At the end a barrier of the block stands directly before one of the cluster, for which all threads of "
+        "both blocks wait.",
     ),
     Reason(
         name="the end of the grid",
