@@ -62,7 +62,7 @@ def test_forwards_and_backwards_of_hopper_and_blackwell_are_among_the_kernels():
     """Packed and deterministic ones, and pairs of CTAs, too."""
     names = [path.stem for path in FILES]
 
-    for part in ("fwd-sm90a-", "bwd-sm90a-", "fwd-sm100a-", "-varlen", "-deterministic", "-2cta"):
+    for part in ("fwd-sm90a-", "bwd-sm90a-", "fwd-sm100a-", "bwd-sm100a-", "-varlen", "-deterministic", "-2cta"):
         assert any(part in name for name in names), part
 
 
