@@ -67,7 +67,8 @@ def test_imports_run_one_way():
 # Rooms from the ground up. A module imports its own room and those before it.
 FLOORS = (
     *("errors", "files", "runtime", "matrix", "plan", "cases", "store", "compiling", "simulate", "timing", "numerics"),
-    *("families", "farm", "pipeline", "explain", "doctor", "verify", "shipping", "report", "cli", "__main__"),
+    *("families", "farm", "pipeline", "explain", "doctor", "verify", "mutation", "shipping", "report", "cli"),
+    "__main__",
 )
 # The same inside `simulate`, whose own modules come last.
 SIMULATOR_FLOORS = (

@@ -26,7 +26,8 @@ class Case:
     Attributes:
         window: (left, right) keys visible; None = the variant's mask decides (full, causal).
         fill: `normal`, `large_logits` (q x 8), `rising` (row maxima rise by more than 2^8 from block to block),
-            `creeping` (rise by less than 2^8), `zero_q` (lse is the log of the number of visible keys),
+            `creeping` (rise by less than 2^8), `falling` (rise by 2^6 a block from the last key to the first, the way
+            in which kernels walk), `zero_q` (lse is the log of the number of visible keys),
             `one_key` (a single dominating key in a row).
     """
 
@@ -59,6 +60,13 @@ _COMMON = (
     Case(name="zero-q", seqlen_q=40, seqlen_k=150, fill="zero_q"),
     Case(name="one-key", seqlen_q=40, seqlen_k=150, fill="one_key"),
 )
+# A CTA takes several pieces of work that use all of its tiles and several slots: what the next one overwrites has to be
+# read. And all tiles of a CTA or pair see maxima rise by more than 2^8, over keys that fill every slot twice: every
+# tile is rescaled, and the unrolled loop of the loads runs.
+_BLACKWELL = (
+    Case(name="many-tiles", seqlen_q=300, seqlen_k=300, num_heads_q=5, num_heads_kv=5),
+    Case(name="falling-maxima", seqlen_q=300, seqlen_k=1100, fill="falling"),
+)
 _WINDOWS = (
     Case(name="window-left", seqlen_q=150, seqlen_k=150, window=(20, UNBOUNDED_WINDOW)),
     Case(name="window-right", seqlen_q=130, seqlen_k=200, window=(UNBOUNDED_WINDOW, 5)),
@@ -71,9 +79,9 @@ _WINDOWS = (
 
 def cases_for(variant: "Variant") -> tuple[Case, ...]:
     """Acceptance cases of a dense forward variant, smallest first."""
-    if str(variant.mask) == "local":
-        return tuple(sorted((*_COMMON, *_WINDOWS), key=_work))
-    return tuple(sorted(_COMMON, key=_work))
+    windows = _WINDOWS if str(variant.mask) == "local" else ()
+    more = () if variant.arch == "sm90a" else _BLACKWELL
+    return tuple(sorted((*_COMMON, *windows, *more), key=_work))
 
 
 def _work(case: Case) -> int:
@@ -104,17 +112,14 @@ def draw_inputs(case: Case, head_dim: int, head_dim_v: int, seed: int) -> tuple[
     v = rng.standard_normal((case.batch, case.seqlen_k, case.num_heads_kv, head_dim_v), dtype=np.float32)
     if case.fill == "large_logits":
         q *= 8
-    elif case.fill in ("rising", "creeping"):
+    elif case.fill in ("rising", "creeping", "falling"):
         # A common direction whose weight grows with the key index: with scale 1/sqrt(head_dim) the row maximum rises by
-        # rise * 128 / 32 * log2(e) a block of 128 keys in log2 units, 23 and 2.9.
-        rise = {"rising": 4.0, "creeping": 0.5}[case.fill]
+        # rise * 128 / 32 * log2(e) a block of 128 keys in log2 units, 23 and 2.9; `falling` is the same backwards, 5.8.
+        rise = {"rising": 4.0, "creeping": 0.5, "falling": 1.0}[case.fill]
+        order = np.arange(case.seqlen_k, dtype=np.float32)[:: -1 if case.fill == "falling" else 1]
         direction = np.ones(head_dim, dtype=np.float32)
         q = q * 0.1 + direction
-        k = (
-            k * 0.1
-            + direction
-            * (rise * np.arange(case.seqlen_k, dtype=np.float32) / 32 / np.sqrt(head_dim))[None, :, None, None]
-        )
+        k = k * 0.1 + direction * (rise * order / 32 / np.sqrt(head_dim))[None, :, None, None]
     elif case.fill == "zero_q":
         q[:] = 0
     elif case.fill == "one_key":

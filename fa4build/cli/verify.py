@@ -50,6 +50,16 @@ NOTES_SHOWN = 2  # of each check: they are no failures, and a kernel that has on
     "--jobs", "-j", type=click.IntRange(min=1), help="The number of parallel simulations. Default: one per core."
 )
 @click.option(
+    "--mutate", is_flag=True, help="Break every synchronisation of the named kernels in turn; each must be noticed."
+)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=1,
+    help="With --mutate: break only every N-th operation. Default: all.",
+)
+@click.option("--coverage", is_flag=True, help="List the lines of PTX that no acceptance case runs.")
+@click.option(
     "--seeds",
     type=click.IntRange(min=1),
     default=1,
@@ -99,6 +109,9 @@ def command(
     simulate: bool,
     record: Path | None,
     device_scripts: Path | None,
+    mutate: bool,
+    every: int,
+    coverage: bool,
     timing: bool,
     arches: tuple[str, ...],
     jobs: int | None,
@@ -129,6 +142,8 @@ def command(
       fa4build verify --static --update-baseline         after an intended change
       fa4build verify --device-scripts device            what a GPU machine runs: python device/prove_forward.py dist
       fa4build verify --device record.json               import what it has verified
+      fa4build verify fwd-sm90a-bf16-hd128-causal-varlen --mutate   whether its cases notice planted faults
+      fa4build verify --arch sm100 --coverage            lines of PTX that no case runs
       fa4build verify 'fwd-sm100a-*-hd128-full' --timing  cycles per block, and a drawing of the warps
     """
     from fa4build.families.registry import DEFAULT, family_named
@@ -152,6 +167,21 @@ def command(
         if family_name != DEFAULT:
             raise click.UsageError("--timing supports the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
+
+    if mutate or coverage:
+        if static or simulate or update_baseline or (mutate and coverage):
+            raise click.UsageError("--mutate and --coverage verify nothing and go alone; leave out the other levels.")
+        if family_name != DEFAULT:
+            raise click.UsageError("--mutate and --coverage know the kernels of fa4 only; leave out --family.")
+        if mutate and not globs:
+            raise click.UsageError("--mutate takes minutes a kernel: name the kernels.")
+        from fa4build.cli import verify_judge
+        from fa4build.verify.levels import built_variants
+
+        chosen, how = built_variants(arches, globs), {"jobs": _jobs(jobs), "timeout_s": timeout_s, "as_json": as_json}
+        if mutate:
+            return verify_judge.mutate(chosen, cache, every=every, **how)
+        return verify_judge.cover(chosen, cache, **how)
 
     from fa4build.shipping.release import committed_evidence
     from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify

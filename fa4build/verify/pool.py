@@ -58,14 +58,17 @@ def run_tasks(
     timeout_s: float,
     on_message: Callable[[str, str], None],
     on_end: Callable[[End], None],
+    context: multiprocessing.context.BaseContext | None = None,
 ) -> None:
     """Run every task, `jobs` at a time; callbacks run here, between processes.
 
     Args:
         on_message: gets (task name, message); "" says that the task has started.
+        context: how processes start; default: from a server. Forked ones have all that is in memory here, and neither
+            function nor argument is pickled.
     Contract: when it returns or raises, none of its processes runs any more.
     """
-    context = _context()
+    context = context or _context()
     waiting, running = deque(tasks), {}
     try:
         while waiting or running:

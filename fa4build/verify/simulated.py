@@ -124,7 +124,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
 def code_sha256(variant: Variant, opcodes: Iterable[str], engine: str = DEFAULT, prover: Prover | None = None) -> str:
     """Digest of the code that proves a kernel of these opcodes; `prover`: of other sources than those that run here."""
     drawing = (drawer_of(variant),) if is_packed(variant) else ()
-    functions = [place_of(function) for function in (prove, _prover(variant), *drawing)]
+    functions = [place_of(function) for function in (prove, case_prover(variant), *drawing)]
     return (prover or own_prover(engine)).sha256(functions, opcodes)
 
 
@@ -136,7 +136,7 @@ def own_prover(engine: str) -> Prover:
 
 def given() -> tuple[Any, ...]:
     """What a request's digest holds as values: which kernel it is, its cases, facts, and who proves it."""
-    chosen = (cases_of_variant, _prover, _prove_chain, drawer_of, summary_of, engine_named, now_in)
+    chosen = (cases_of_variant, case_prover, _prove_chain, drawer_of, summary_of, engine_named, now_in)
     return (Variant, parse_variant, arch_named, dtypes_of, *chosen)
 
 
@@ -156,7 +156,7 @@ def covers(summary: Mapping[str, Any], request: Request) -> bool:
     return covers_kernel(summary, request) and chain_known
 
 
-def _prover(variant: Variant) -> Callable[..., tuple[dict[str, Any], tuple[str, ...]]]:
+def case_prover(variant: Variant) -> Callable[..., tuple[dict[str, Any], tuple[str, ...]]]:
     """What runs one case of a variant."""
     if is_packed(variant):
         return prove_packed_case
@@ -187,7 +187,7 @@ def _prove_cases(
     variant: Variant, request: Request, tell: Callable[[str], None], rows: list[Mapping[str, Any]], failures: list[str]
 ) -> None:
     """Every acceptance case of the kernel alone; adds to `rows` and `failures`."""
-    plan, cases, prove_one = plan_from_json(request.plan), cases_of_variant(variant), _prover(variant)
+    plan, cases, prove_one = plan_from_json(request.plan), cases_of_variant(variant), case_prover(variant)
     for seed in request.seeds:
         for number, case in enumerate(cases, 1):
             if len(failures) >= MAX_FAILURES:

@@ -10,6 +10,7 @@ import pytest
 from fa4build.cases.forward import (
     UNBOUNDED_WINDOW,
     Case,
+    cases_for,
     draw_inputs,
     lse_error,
     output_bound,
@@ -18,6 +19,7 @@ from fa4build.cases.forward import (
     same_dtype_attention,
     visible,
 )
+from fa4build.matrix.variants import parse_variant
 
 EVERYTHING = (UNBOUNDED_WINDOW, UNBOUNDED_WINDOW)
 
@@ -127,3 +129,29 @@ def test_rising_fills_move_the_row_maximum_as_they_say(fill, low, high):
 
     assert low < rise.min()
     assert rise.max() < high
+
+
+def test_falling_maxima_rise_the_way_in_which_kernels_walk():
+    """From the last block of keys to the first: less than 8 a block, more than 8 in two; with a rescale and without."""
+    case = Case(name="t", seqlen_q=4, seqlen_k=512, fill="falling")
+    q, k, _ = draw_inputs(case, 128, 128, seed=2)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k)[0, 0] / math.sqrt(128) * math.log2(math.e)
+    block_max = scores.reshape(4, 4, 128).max(axis=-1)[:, ::-1]
+
+    assert np.diff(block_max, axis=1).max() < 8
+    assert (block_max[:, 2:] - block_max[:, :-2]).min() > 8
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "local"])
+def test_all_tiles_of_a_blackwell_cta_rescale_over_more_keys_than_slots_and_take_work_again(mask):
+    """Three tiles of 128 queries reach the second tile of a CTA and of a pair; a ring has at most four slots; of five
+    heads two multiprocessors take two each."""
+    cases = {arch: cases_for(parse_variant(f"fwd-{arch}-bf16-hd128-{mask}")) for arch in ("sm90a", "sm100a", "sm103a")}
+    by_name = {case.name: case for case in cases["sm100a"]}
+    falling, many = by_name["falling-maxima"], by_name["many-tiles"]
+
+    assert cases["sm100a"] == cases["sm103a"]
+    assert not {"falling-maxima", "many-tiles"} & {case.name for case in cases["sm90a"]}
+    assert (falling.fill, falling.seqlen_q > 2 * 128, falling.seqlen_k > 2 * 4 * 128) == ("falling", True, True)
+    assert many.seqlen_q > 2 * 128
+    assert many.batch * many.num_heads_q >= 2 * 2

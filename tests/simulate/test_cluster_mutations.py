@@ -15,7 +15,7 @@ from fa4build.cases.forward import Case
 from fa4build.cases.of_variant import cases_of_variant
 from fa4build.cases.schedules import Run
 from fa4build.matrix.variants import parse_variant
-from fa4build.verify.simulated import Request, _prover
+from fa4build.verify.simulated import Request, case_prover
 from tests.simulate.mutations.faults_clusters import EXITS, KERNELS, TURNS
 from tests.simulate.mutations.kernels import kept
 
@@ -38,7 +38,7 @@ def report(name: str, case, edit=lambda ptx: ptx) -> str:
     kernel, variant = kept(name), parse_variant(name)
     ptx = edit(kernel.ptx)
     request = Request(variant_id=name, ptx=ptx, plan="", registers=kernel.registers, seeds=(1,), sha256="")
-    return "\n".join(_prover(variant)(variant, request, kernel.plan, case, 1, ALL_AT_ONCE)[1])
+    return "\n".join(case_prover(variant)(variant, request, kernel.plan, case, 1, ALL_AT_ONCE)[1])
 
 
 def judged(name: str, case, planted) -> None:
@@ -75,7 +75,7 @@ def test_a_backward_without_turns_may_add_in_any_order():
     request = Request(
         variant_id=variant.id, ptx=spin.edit(kernel.ptx), plan="", registers=kernel.registers, seeds=(1,), sha256=""
     )
-    assert _prover(variant)(variant, request, kernel.plan, TURNS_CASE, 1, ALL_AT_ONCE)[1] == ()
+    assert case_prover(variant)(variant, request, kernel.plan, TURNS_CASE, 1, ALL_AT_ONCE)[1] == ()
 
 
 def test_a_right_forward_with_two_ctas_has_nothing_to_report():

@@ -128,7 +128,7 @@ def test_every_function_that_a_proof_runs_is_in_its_digest(name):
     assert report == ""
 
     held = ptx_form(kernel.ptx).opcodes
-    functions = [simulated.prove, simulated._prover(parse_variant(name))]
+    functions = [simulated.prove, simulated.case_prover(parse_variant(name))]
     functions += [maker for maker in map(table.maker_of, held) if maker is not None]
     functions += [f for f in NODE_SCOPE.values() if str(getattr(f, "__module__", "")).startswith("fa4build.")]
     values = [place_of(each) for each in given()]
@@ -479,7 +479,7 @@ def test_the_python_of_a_native_proof_is_in_its_digest(name):
     prover = own_prover("native")
     held = ptx_form(kernel.ptx).opcodes
     rules = [rule[0] for rule in map(rule_of, held) if rule is not None]
-    roots = [place_of(simulated.prove), place_of(simulated._prover(parse_variant(name))), prover._launcher]
+    roots = [place_of(simulated.prove), place_of(simulated.case_prover(parse_variant(name))), prover._launcher]
     roots += [place_of(rule) for rule in rules]
     values = [place_of(each) for each in given()]
     reached = own_tree().reached(roots, values) | own_tree().reached(values, values)

@@ -220,7 +220,9 @@ def _expect(b, ins, match):
     return run
 
 
-@system(r"mbarrier\.(try_wait|test_wait)\.parity(?:\.acquire\.(?:cta|cluster))?\.(?:shared|shared::cta)\.b64")
+@system(
+    r"mbarrier\.(try_wait|test_wait)\.parity(?:\.(?:acquire|relaxed)\.(?:cta|cluster))?\.(?:shared|shared::cta)\.b64"
+)
 def _try_wait(b, ins, match):
     """With a time hint it blocks until the phase is over.
 

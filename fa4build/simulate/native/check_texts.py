@@ -383,7 +383,8 @@ def _wgmma_no_fence(t: _Teller, r) -> None:
 def _wgmma_written(t: _Teller, r) -> None:
     names = ", ".join(t.machine.register(k) for k in r["extra"].tolist() if k >= 0)
     what = "accumulator" if r["size"] else "A fragment"
-    _wgmma(t, r, f"{what} registers ({names}, ...) were written after the last wgmma.fence")
+    how = "read" if r["lane"] == 1 else "written"
+    _wgmma(t, r, f"{what} registers ({names}, ...) were {how} after the last wgmma.fence")
 
 
 def _lane_race(t: _Teller, r) -> None:

@@ -355,7 +355,8 @@ typedef enum {
     CHK_EXIT_REGISTER_FILE,     /* R14: extra[0] registers in all */
     CHK_UNDEFINED_REGISTER,     /* R9-register: extra[0] */
     CHK_WGMMA_NO_FENCE,         /* R8: of the machine, by chk_report */
-    CHK_WGMMA_WRITTEN,          /* R8: of the machine: extra[0..3] registers (-1: none), `size` 1: accumulators, 0: A */
+    CHK_WGMMA_WRITTEN,          /* R8: of the machine: extra[0..3] registers (-1: none), `size` 1: accumulators, 0: A,
+                                 * `lane` 1: read, else written */
     CHK_TENSOR_LANES,           /* R7-lane: thread `lane` issues after thread `other_lane` */
     CHK_TENSOR_ORDER,           /* R7-order: verb in extra[0] */
     CHK_LANE_RACE,              /* R10: `lane` after `other_lane`; verb in extra[0]; extra[1]: that one has read */

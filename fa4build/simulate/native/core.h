@@ -84,8 +84,9 @@ typedef struct {
     int64_t num_code;
     const uint8_t *constants;
     const int32_t *lists;
-    /* With checks: registers of wgmma that instruction k writes are track[track_start[k]..], those that it multiplies
-     * with are product[product_start[k]..], accumulators first. */
+    /* With checks: registers of wgmma that instruction k writes are track[track_start[k]..], and accumulators that it
+     * reads, as register + num_registers; those that it multiplies with are product[product_start[k]..], accumulators
+     * first. */
     const int32_t *track_start, *track, *product_start, *product;
     int64_t num_registers;
     /* Places of registers, as pairs of offset and bytes, that PART instructions write: part[2 * part_start[n]].. for the
@@ -129,6 +130,7 @@ typedef struct {
     int64_t num_details;
     int32_t has_hazards; /* before the run: the code itself has some */
     int32_t keep_going;  /* also behind findings that are errors: some rules are allowed to be broken */
+    uint8_t *executed;   /* set to 1 for each instruction that some lane executes; NULL: nobody asks */
 } Launch;
 
 #define CHECKS_ON 0x100
@@ -276,7 +278,7 @@ struct Warp {
     uint32_t bulk_known; /* lanes that ever had a bulk operation */
     bool fenced;         /* there was a wgmma.fence */
     uint32_t now, fence; /* writes to registers of wgmma so far, and before the last wgmma.fence */
-    uint32_t *stamps;    /* of each register: the newest such write */
+    uint32_t *stamps;    /* of each register: the newest such write, and behind these the newest such read */
     int32_t role;
     int32_t num_ways;
     struct {

@@ -95,7 +95,7 @@ static void start_warp(Warp *w, Cta *cta, int index) {
     w->exited = beyond > 0 ? FULL << (LANES - beyond) : 0;
     w->active = ~w->exited;
     bool tracks = w->run->checks && l->product_start[l->num_code - 1] > 0;
-    if (tracks) w->stamps = calloc((size_t)l->num_registers + 1, sizeof *w->stamps);
+    if (tracks) w->stamps = calloc((size_t)l->num_registers * 2 + 1, sizeof *w->stamps);
     fill_specials(w);
 }
 
@@ -341,16 +341,28 @@ static void follow_buffers(Launch *l) {
     free(told);
 }
 
+static Handler own_handler(const Launch *l, int64_t k) {
+    bool tracked = l->checks && l->track_start[k] < l->track_start[k + 1];
+    return tracked ? run_tracked : handler_of(l->code[k].op);
+}
+
+/* In the place of an instruction's handler until some lane executes it (of a branch: comes to it): a note costs nothing
+ * from then on. */
+static int run_first(Warp *w, const Ins *i) {
+    Launch *l = w->run->launch;
+    l->executed[i - l->code] = 1;
+    l->code[i - l->code].run = own_handler(l, i - l->code);
+    return i->run(w, i);
+}
+
 /* Runs a launch. Returns its status (RUN_*); the texts and findings live until sim_release. */
 EXPORT int sim_run(Launch *launch) {
     Run run = {.launch = launch, .code = launch->code, .num_code = (int32_t)launch->num_code};
     run.checks = launch->checks != 0;
     run.num_origins = (int64_t)(launch->grid[0] / launch->cluster[0]) * (launch->grid[1] / launch->cluster[1]) *
                       (launch->grid[2] / launch->cluster[2]);
-    for (int64_t k = 0; k < launch->num_code; k++) {
-        bool tracked = run.checks && launch->track_start[k] < launch->track_start[k + 1];
-        launch->code[k].run = tracked ? run_tracked : handler_of(launch->code[k].op);
-    }
+    for (int64_t k = 0; k < launch->num_code; k++)
+        launch->code[k].run = launch->executed ? run_first : own_handler(launch, k);
     keep_memory();
     if (run.checks) follow_buffers(launch);
     run.clusters = calloc((size_t)launch->concurrent_clusters + 1, sizeof *run.clusters);

@@ -202,7 +202,7 @@ static int multiply(Warp *w, const Ins *i) {
 
 Handler handler_of(int op);
 
-/* Runs an instruction that writes registers of wgmma, and notes that it did. */
+/* Runs an instruction that writes registers of wgmma or reads accumulators, and notes that it did. */
 int run_tracked(Warp *w, const Ins *i) {
     const Launch *l = w->run->launch;
     int site = site_of(w, i), status = handler_of(i->op)(w, i);
@@ -211,16 +211,17 @@ int run_tracked(Warp *w, const Ins *i) {
     return status;
 }
 
-static void report_written(Warp *w, const Ins *i, chk_finding *f) {
+/* Registers of a product that were written since the last fence, or, `of` num_registers, accumulators that were read. */
+static void report_used(Warp *w, const Ins *i, chk_finding *f, int64_t of) {
     const Launch *l = w->run->launch;
     int site = site_of(w, i), n = 0;
     for (int k = l->product_start[site]; k < l->product_start[site + 1]; k++) {
-        if (w->stamps[l->product[k]] <= w->fence) continue;
+        if (w->stamps[of + l->product[k]] <= w->fence) continue;
         if (!n) f->size = k - l->product_start[site] < i->length;
         if (n < 4) f->extra[n] = l->product[k];
         n++;
     }
-    f->kind = CHK_WGMMA_WRITTEN;
+    f->kind = CHK_WGMMA_WRITTEN, f->lane = of > 0;
     if (n) chk_report(l->findings, f);
 }
 
@@ -229,8 +230,8 @@ static void check_fence(Warp *w, const Ins *i) {
     chk_finding f = {.kind = CHK_WGMMA_NO_FENCE, .site = site_of(w, i), .other = -1, .cluster = w->cta->cluster->index,
                      .cta = w->cta->rank, .first_warp = w->index, .last_warp = w->index, .num_warps = 1,
                      .agent_kind = -1, .extra = {-1, -1, -1, -1}};
-    if (w->fenced) report_written(w, i, &f);
-    else chk_report(w->run->launch->findings, &f);
+    if (!w->fenced) chk_report(w->run->launch->findings, &f);
+    for (int reads = 0; w->fenced && reads < 2; reads++) report_used(w, i, &f, reads * w->run->launch->num_registers);
 }
 
 /* ---- the instructions -------------------------------------------------------------------------------------------- */

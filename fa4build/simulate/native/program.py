@@ -34,8 +34,8 @@ class Program:
         constants: bytes of all immediates. lists: operands of instructions with many.
         register_bytes: of one warp. specials: (number in SPECIALS, bits, offset) of values to fill in.
         texts: of faults that lie in the code itself.
-        tracked, products: (first entry of every instruction, entries) of the registers of wgmma that it writes by
-            other means, and that it multiplies with, accumulators first.
+        tracked, products: (first entry of every instruction, entries) of the registers of wgmma that it writes or
+            (accumulators) reads by other means, and that it multiplies with, accumulators first.
         parts: (first pair of each part of PART instructions, and one more for special values; pairs of offset and
             bytes) of the places that it writes.
         function, blocks, contracted: as the Python engine has them.
@@ -99,9 +99,17 @@ def _multiplied(ins) -> list[int]:
 
 
 def _tracked(function: Function) -> list[list[int]]:
+    """Registers of products that each instruction writes, and accumulators that it reads, these as register plus
+    the number of registers."""
     of_products = {register for ins in function.instructions for register in _multiplied(ins)}
+    products = (ins for ins in function.instructions if ins.opcode.startswith("wgmma.mma_async"))
+    accumulators = {register for ins in products for register in registers_in(ins.operands[0])}
+    count = len(function.register_names)
     return [
-        [] if ins.opcode.startswith("wgmma") else [r for r in written_registers(ins) if r in of_products]
+        []
+        if ins.opcode.startswith("wgmma") or not of_products
+        else [r for r in written_registers(ins) if r in of_products]
+        + [count + r for r in read_registers(ins) if r in accumulators]
         for ins in function.instructions
     ]
 

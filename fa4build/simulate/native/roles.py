@@ -47,6 +47,13 @@ def mask_of(program: Program, block: tuple[int, int, int], turn: int) -> int:
     return roles[turn % len(roles)]
 
 
+def blocks_reached(program: Program, block: tuple[int, int, int]) -> frozenset[int]:
+    """Basic blocks that some warp may come to: the others are dead, since warps decide against them by their number."""
+    count = -(-block[0] * block[1] * block[2] // LANES)
+    paths = _Paths.of(program, block, count)
+    return frozenset().union(*(paths.walked(warp)[1] for warp in range(count)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paths:
     """What the walks of all warps need: where ways meet, and branches that a warp's number decides."""
@@ -69,6 +76,10 @@ class _Paths:
 
     def of_warp(self, warp: int) -> frozenset[tuple[int, bool]]:
         """(block, whether its branch is taken) of the branches to jobs that a warp may come to and decides."""
+        return self.walked(warp)[0]
+
+    def walked(self, warp: int) -> tuple[frozenset[tuple[int, bool]], set[int]]:
+        """As `of_warp`; and the blocks that the warp may come to."""
         ways, seen, waiting = set(), set(), [0]
         while waiting:
             number = waiting.pop()
@@ -84,7 +95,7 @@ class _Paths:
                 ways.add((number, bool(taken)))
             target = self.program.function.instructions[block.stop - 1].operands[0].index if taken else block.stop
             waiting.append(self.start_of.get(target, len(self.program.blocks)))
-        return frozenset(ways)
+        return frozenset(ways), seen
 
 
 def _decided(program: Program, known: dict[int, np.ndarray]) -> dict[int, np.ndarray]:

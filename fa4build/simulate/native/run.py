@@ -16,6 +16,7 @@ from fa4build.simulate.hardware import tensor_map
 from fa4build.simulate.hardware.global_memory import GlobalMemory
 from fa4build.simulate.launch import INSTRUCTION_LIMIT, RunReport, SimLaunch, _validate
 from fa4build.simulate.native.build import library
+from fa4build.simulate.native.executed import place_for_marks
 from fa4build.simulate.native.found import tell_found
 from fa4build.simulate.native.orders import FIELDS, ORDERS, Order, order_named
 from fa4build.simulate.native.program import Program, program_for
@@ -131,6 +132,7 @@ class _Launch(ctypes.Structure):
         ("num_details", ctypes.c_int64),
         ("has_hazards", ctypes.c_int32),
         ("keep_going", ctypes.c_int32),
+        ("executed", _POINTER),
     ]
 
 
@@ -173,6 +175,7 @@ def run_launch(
     clusters = max(concurrent_clusters, _room(launch))
     job = _Job(program, launch, memory, checks=rules, order=order, seed=seed, clusters=clusters)
     job.raw.has_hazards, job.raw.keep_going = bool(findings.errors), bool(allowed)
+    job.raw.executed = place_for_marks(ptx, launch.kernel, len(job.records))
     return job.run(findings)
 
 
