@@ -246,7 +246,12 @@ class Build:
                 release()
                 self._note(self._judged(recipe, entry, "cached"))
                 continue
-            job = self.executor.submit(recipe, self.cache.work_dir(recipe.name, recipe.key))
+            try:
+                job = self.executor.submit(recipe, self.cache.work_dir(recipe.name, recipe.key))
+            except OSError as error:
+                release()
+                self._note(_failed(recipe, _not_kept(recipe, error), seconds=0.0))
+                continue
             self._running[job] = (recipe, release)
             self._tell(recipe.name, None)
 
@@ -260,7 +265,11 @@ class Build:
                     return
                 self._note(_failed(recipe, finished.result, seconds=finished.seconds))
                 return
-            entry = store(self.cache, recipe, finished.result)
+            try:
+                entry = store(self.cache, recipe, finished.result)
+            except OSError as error:
+                self._note(_failed(recipe, _not_kept(recipe, error), seconds=finished.seconds))
+                return
             self._note(self._judged(recipe, entry, "compiled", seconds=finished.seconds, cubin=finished.result))
             shutil.rmtree(self.cache.work_dir(recipe.name, recipe.key), ignore_errors=True)
         finally:
@@ -313,6 +322,15 @@ def store(cache: Cache, recipe: Recipe, cubin: Cubin) -> CacheEntry:
         "log": cubin.log.encode(),
     }
     return cache.put(name=recipe.name, inputs=recipe.inputs, facts=facts, objects=objects)
+
+
+def _not_kept(recipe: Recipe, error: OSError) -> CompileError:
+    """A disk that is full, or a cache that cannot be written, fails one kernel; others may be smaller, or cached."""
+    where = f"{error.filename}: " if error.filename else ""
+    return CompileError(
+        f"{recipe.name}: cannot be kept: {where}{error.strerror or error}. Make room there (fa4build cache prune), or "
+        "give another --cache-dir."
+    )
 
 
 def _failed(recipe: Recipe, error: Fa4BuildError, *, seconds: float) -> Outcome:

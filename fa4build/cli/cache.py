@@ -51,7 +51,7 @@ def command() -> None:
 @json_option
 def list_entries(cache_dir: Path | None, as_json: bool) -> None:
     """List the entries: variant, key, registers, size, last use."""
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     entries = cache.entries()
     if as_json:
         print_json([_document(entry) for entry in entries])
@@ -73,7 +73,7 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
 
     KEY is a key, the beginning of one, or a variant's id.
     """
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     if key is None:
         size = cache.size()
         if as_json:
@@ -104,7 +104,7 @@ def verify(cache_dir: Path | None, as_json: bool) -> None:
 
     A damaged entry is compiled again by the next build; `prune` removes it.
     """
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     problems = cache.verify()
     size = cache.size()
     if as_json:
@@ -137,8 +137,13 @@ def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None,
       fa4build cache prune --older-than 30d
       fa4build cache prune --max-size 500M
     """
+    from fa4build.files import sweep_scratch
+
     limits = {"max_age_s": max_age, "max_bytes": max_size}
-    pruned = open_cache(cache_dir).prune(**{name: limit for name, limit in limits.items() if limit is not None})
+    pruned = open_cache(cache_dir, as_it_is=True).prune(
+        **{name: limit for name, limit in limits.items() if limit is not None}
+    )
+    sweep_scratch()
     if as_json:
         print_json(dataclasses.asdict(pruned))
         return
@@ -157,7 +162,7 @@ def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: 
     """Write entries into a tar FILE, for another machine."""
     import fnmatch
 
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     entries = cache.entries()
     chosen = [entry for entry in entries if not globs or any(fnmatch.fnmatchcase(entry.name, glob) for glob in globs)]
     if not chosen:
@@ -172,7 +177,7 @@ def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: 
 @json_option
 def import_(file: Path, cache_dir: Path | None, as_json: bool) -> None:
     """Take the entries of a tar FILE that `export` wrote. All of it is checked before anything is taken."""
-    _tell_moved(file, open_cache(cache_dir).import_tar(file), "imported", as_json)
+    _tell_moved(file, open_cache(cache_dir, as_it_is=True).import_tar(file), "imported", as_json)
 
 
 def _tell_moved(file: Path, count: int, verb: str, as_json: bool) -> None:

@@ -162,8 +162,8 @@ def store_at(url: str) -> Store:
 class SharedCache(Cache):
     """A local cache in front of a remote one. What is fetched is kept locally; what is compiled is sent if `writes`."""
 
-    def __init__(self, root: Path, store: Store, *, writes: bool = False) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, store: Store, *, writes: bool = False, below: Cache | None = None) -> None:
+        super().__init__(root, below=below)
         self._store_remote = store
         self._writes = writes
         self._is_down = False
