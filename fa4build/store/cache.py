@@ -231,160 +231,12 @@ class Cache:
                     continue
         return tuple(sorted(found.values(), key=lambda entry: (entry.name, entry.key)))
 
-    def size(self) -> int:
-        """Bytes of all objects."""
-        return sum(stored.size for stored in self.objects.values())
-
-
-Accept = Callable[[CacheEntry, Mapping[str, bytes]], None]
-"""Looks at an entry and its objects, by name, before they are taken over."""
-
-
-# --- keys -------------------------------------------------------------------------------------------------------------
-
-
-def canonical(value: object) -> Any:
-    """A value as JSON in which different values differ and equal ones are equal, on every machine.
-
-    Dataclasses keep their type and every field; floats are exact. Refused is what has no such form: paths (a checkout
-    must not matter), sets, bytes, NaN, objects.
-
-    Raises: TypeError naming the type.
-    """
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float and math.isfinite(value):
-        return {"$float": value.hex()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: canonical(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"$type": type(value).__name__, **fields}
-    if isinstance(value, (tuple, list)):
-        return [canonical(item) for item in value]
-    if isinstance(value, Mapping) and all(type(name) is str and not name.startswith("$") for name in value):
-        return {name: canonical(item) for name, item in value.items()}
-    hint = " A key must not depend on where files lie." if isinstance(value, PurePath) else ""
-    raise TypeError(f"{type(value).__name__} {value!r} cannot be part of a cache key.{hint}")
-
-
-def key_inputs(source: object, tuning: object, toolchain: object, options: object) -> dict[str, Any]:
-    """Everything that goes into a key, as JSON.
-
-    Args:
-        source: the rendered kernel (`KernelSource`): variant, text, symbol, digests of all kernel code it reaches.
-        tuning: `Tuning`; toolchain: `Toolchain`, with the compile process's environment; options: `CompileOptions`.
-    """
-    return {
-        "schema": KEY_SCHEMA,
-        "source": canonical(source),
-        "tuning": canonical(tuning),
-        "toolchain": canonical(toolchain),
-        "options": canonical(options),
-    }
-
-
-def key_of(inputs: Mapping[str, Any]) -> str:
-    """The key of `key_inputs`: 64 hexadecimal digits."""
-    return hashlib.sha256(_json(inputs)).hexdigest()
-
-
-def cache_key(source: object, tuning: object, toolchain: object, options: object) -> str:
-    """The key under which the compile of a rendered kernel is stored."""
-    return key_of(key_inputs(source, tuning, toolchain, options))
-
-
-def _json(document: object) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-# --- the store --------------------------------------------------------------------------------------------------------
-
-
-BESIDE = ("forms", "native", "zig")
-"""Folders of what proofs and the C compiler keep beside the kernels; made again when they are gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSize:
-    """Entries and objects of a cache; `unreferenced_bytes` is what no entry points to. `beside`: bytes of BESIDE."""
-
-    entries: int
-    objects: int
-    object_bytes: int
-    unreferenced_bytes: int
-    beside: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """What a prune removed, and what is left."""
-
-    removed_entries: int
-    freed_bytes: int
-    kept_entries: int
-    kept_bytes: int
-
-
-class Cache:
-    """A cache directory. It is made by the first write, so looking into one that does not exist leaves no trace."""
-
-    def __init__(self, root: Path, *, below: "Cache | None" = None) -> None:
-        """`below`: a cache that is only read, as one that this user may not write; what it has is not copied."""
-        self.root = Path(root)
-        self._below = below
-        self._actions = self.root / "actions"
-        self._objects = self.root / "objects"
-
-    # Reading
-
-    def get(self, key: str) -> CacheEntry | None:
-        """The entry of a key, or None. A damaged one is None too, with a CacheCorruptWarning.
-
-        Cubin and plan have matched their digests when it returns; PTX and log are there, with their sizes.
-        """
-        entry = self._get(key)
-        if entry is None and self._below is not None:
-            entry = self._below.get(key)
-            if entry is not None:
-                self._take_records(entry)
-        return entry
-
-    def _get(self, key: str) -> CacheEntry | None:
-        """From this directory alone."""
-        try:
-            entry = self._load(key)
-            for name, stored in entry.objects.items():
-                self._check(entry, name, stored, whole=name in _VERIFIED_ON_GET)
-        except FileNotFoundError:
-            return None
-        except CacheCorruptError as error:
-            warnings.warn(f"{error} It counts as absent.", CacheCorruptWarning, stacklevel=2)
-            return None
-        self._note_use(entry)
-        return entry
-
-    def read(self, entry: CacheEntry, name: str) -> bytes:
-        """An object of an entry: `cubin`, `plan`, `ptx` or `log`.
-
-        Raises: CacheCorruptError if its bytes do not match their digest, or are gone.
-        """
-        stored = entry.objects[name]
-        if self._below is not None and not (self.root / _object_name(stored.sha256)).exists():
-            return self._below.read(entry, name)
-        return self._check(entry, name, stored, whole=True)
-
-    def entries(self) -> tuple[CacheEntry, ...]:
-        """All readable entries, sorted by name and key. Objects are not looked at."""
-        found = {} if self._below is None else {entry.key: entry for entry in self._below.entries()}
-        with _no_collection():
-            for key in self._keys():
-                try:
-                    found[key] = self._load(key)
-                except (FileNotFoundError, CacheCorruptError):
-                    continue
-        return tuple(sorted(found.values(), key=lambda entry: (entry.name, entry.key)))
-
     def verify(self) -> tuple[str, ...]:
         """Read everything; one line for each thing that is wrong, none when all is well."""
+        with _no_collection():
+            return self._verify()
+
+    def _verify(self) -> tuple[str, ...]:
         problems, whole = [], set()  # objects that many entries share are read once
         for key in self._keys():
             try:
@@ -407,7 +259,7 @@ class Cache:
         """How much there is."""
         uses, _ = self._uses()
         used = {digest for use in uses for digest in use.sizes}
-        sizes = {name: status.st_size for name, status in self._object_files()}
+        sizes = {file.name: file.stat(follow_symlinks=False).st_size for file in self._object_files()}
         return CacheSize(
             entries=len(uses),
             objects=len(sizes),
@@ -511,7 +363,7 @@ class Cache:
     def _prune_entries(self, oldest: float, max_bytes: float, unused_since: float | None) -> Pruned:
         """Entries and objects. `unused_since`: None = no writer is at work, so what nothing points to is nobody's."""
         uses, damaged = self._uses()
-        kept: set[str] = set()
+        kept: dict[str, int] = {}
         evicted: set[str] = set()
         removed, kept_bytes = 0, 0
         for use in sorted(uses, key=lambda use: -use.last_use):
@@ -527,13 +379,17 @@ class Cache:
             if unused_since is None or written <= unused_since:
                 self._action_path(key).unlink(missing_ok=True)
         freed, left = 0, 0
-        for name, status in self._object_files():
-            is_nobodys = unused_since is None or name in evicted or status.st_mtime <= unused_since
-            if name not in kept and is_nobodys:
-                _unlink(f"{self.root}/{_object_name(name)}")
-                freed += status.st_size
-            else:
-                left += status.st_size
+        for file in self._object_files():
+            if file.name in kept:
+                left += kept[file.name]
+                continue
+            with suppress(FileNotFoundError):
+                status = file.stat(follow_symlinks=False)
+                if unused_since is None or file.name in evicted or status.st_mtime <= unused_since:
+                    _unlink(file.path)
+                    freed += status.st_size
+                else:
+                    left += status.st_size
         return Pruned(removed_entries=removed, freed_bytes=freed, kept_entries=len(uses) - removed, kept_bytes=left)
 
     def _sweep(self, now: float) -> None:
@@ -608,18 +464,13 @@ class Cache:
     def _beside(self, name: str) -> list[Path]:
         return [path for path in (self.root / name).rglob("*") if path.is_file() and not path.is_symlink()]
 
-    def _object_files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Digest and status of every object."""
+    def _object_files(self) -> Iterator[os.DirEntry[str]]:
+        """Every object."""
         with _scandir(self._objects) as folders:
             names = sorted(folder.name for folder in folders if len(folder.name) == 2)
         for name in names:
             with _scandir(f"{self._objects}/{name}") as files:
-                for file in files:
-                    if _KEY.fullmatch(file.name):
-                        try:
-                            yield file.name, file.stat(follow_symlinks=False)
-                        except FileNotFoundError:
-                            continue
+                yield from (file for file in files if _KEY.fullmatch(file.name))
 
     def _uses(self) -> tuple[list["_Use"], list[tuple[str, float]]]:
         """What every whole entry uses; key and time of the others. Inputs and facts are not looked at."""
@@ -837,9 +688,16 @@ def _member(header: bytes, path: Path) -> tuple[str, int]:
 
 
 def _read(path: str) -> tuple[bytes, float]:
-    """Contents of a file and when it was last modified."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs more than the call
-        return file.read(), os.fstat(file.fileno()).st_mtime
+    """Contents of a file and when it was last modified. By system calls, since a file object costs more than them."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        data = os.read(handle, status.st_size + 1)
+        while len(data) < status.st_size and (more := os.read(handle, status.st_size)):
+            data += more
+        return data, status.st_mtime
+    finally:
+        os.close(handle)
 
 
 @contextmanager
