@@ -625,7 +625,10 @@ def _sizes(data: bytes, key: str) -> dict[str, int]:
     else:
         objects = json.loads(body[body.rindex(_OBJECTS_OF) + len(_OBJECTS_OF) : -1]) if _OBJECTS_OF in body else {}
     try:
-        return {stored["sha256"]: stored["size"] for stored in objects.values()}
+        sizes = {str(stored["sha256"]): stored["size"] for stored in objects.values()}
+        if not all(type(size) is int for size in sizes.values()):
+            raise ValueError("a size in it is none")
+        return sizes
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CacheCorruptError(f"entry {key} is damaged: no entry ({error}).") from error
 
@@ -641,6 +644,8 @@ def _unsealed(data: bytes, key: str, *, last_use: float, origin: str) -> CacheEn
         if body["key"] != key or not (_are_inputs_of(raw, key) or key_of(body["inputs"]) == key):
             raise CacheCorruptError(f"{origin} is damaged: it holds the entry of another key.")
         objects = {name: StoredObject(**stored) for name, stored in body["objects"].items()}
+        if fault := _form_fault(body, objects):
+            raise CacheCorruptError(f"{origin} is damaged: {fault}.")
         entry = CacheEntry(
             key=key, name=body["name"], inputs=body["inputs"], facts=body["facts"], objects=objects, last_use=last_use
         )
@@ -651,6 +656,18 @@ def _unsealed(data: bytes, key: str, *, last_use: float, origin: str) -> CacheEn
 
 _BLOCK = 512  # of a tar file
 _NO_EXPORT = "`fa4build cache export` writes one."
+
+
+def _form_fault(body: Mapping[str, Any], objects: Mapping[str, StoredObject]) -> str | None:
+    """What of an entry has no form that `put` writes; a digest alone does not keep a stranger's file from the rest."""
+    if set(objects) != set(OBJECTS):
+        return f"its objects are {', '.join(sorted(objects))}"
+    if type(body["name"]) is not str or type(body["facts"]) is not dict:
+        return "its name or its facts are none"
+    for stored in objects.values():
+        if type(stored.sha256) is not str or not _KEY.fullmatch(stored.sha256) or type(stored.size) is not int:
+            return "a digest or a size in it is none"
+    return None
 
 
 def _read_members(path: Path) -> dict[str, bytes]:
