@@ -107,7 +107,8 @@ def find_cached(
     """Each variant's recipe with its entry, None if it would have to be compiled. Compiles nothing, writes nothing."""
     family, options = family or family_named(), options or CompileOptions()
     whole = family.toolchain(toolchain or current_toolchain())
-    recipes = (family.recipe(variant, whole, options) for variant in variants)
+    recipes = [family.recipe(variant, whole, options) for variant in variants]
+    cache.look_ahead(recipe.key for recipe in recipes)
     return tuple((recipe, cache.get(recipe.key)) for recipe in recipes)
 
 
@@ -189,10 +190,10 @@ class Build:
     def run(self, variants: Iterable[Buildable], recipe_of: Callable[[Buildable], Recipe]) -> BuildReport:
         """Look everything up, then compile what is missing."""
         started = time.monotonic()
-        names = []
-        for variant in variants:
-            names.append(variant.id)
-            self._look_up(variant, recipe_of)
+        recipes = {variant.id: self._recipe(variant, recipe_of) for variant in variants}
+        self.cache.look_ahead(recipe.key for recipe in recipes.values() if recipe is not None)
+        for recipe in filter(None, recipes.values()):
+            self._look_up(recipe)
         try:
             while self._waiting or self._running:
                 self._stop_if_asked()
@@ -205,7 +206,7 @@ class Build:
             for _, release in self._running.values():
                 release()
         return BuildReport(
-            outcomes=tuple(self._outcomes[name] for name in names),
+            outcomes=tuple(self._outcomes[name] for name in recipes),
             seconds=time.monotonic() - started,
             workers=self.executor.capacity,
         )
@@ -217,14 +218,17 @@ class Build:
                 recipe = self._waiting.popleft()
                 self._note(Outcome(name=recipe.name, key=recipe.key, status="skipped"))
 
-    def _look_up(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> None:
+    def _recipe(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> Recipe | None:
+        """None for a variant that cannot be rendered, which has its outcome then."""
         try:
-            recipe = recipe_of(variant)
+            return recipe_of(variant)
         except Fa4BuildError as error:
             self._note(
                 Outcome(name=variant.id, key=None, status="failed", message=str(error), exit_code=error.exit_code)
             )
-            return
+            return None
+
+    def _look_up(self, recipe: Recipe) -> None:
         entry = self.cache.get(recipe.key)
         if entry is None:
             self._waiting.append(recipe)

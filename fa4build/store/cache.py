@@ -210,6 +210,9 @@ class Cache:
         self._note_use(entry)
         return entry
 
+    def look_ahead(self, keys: Iterable[str]) -> None:
+        """These will be asked for, one after another: where that takes long, fetch them side by side."""
+
     def read(self, entry: CacheEntry, name: str) -> bytes:
         """An object of an entry: `cubin`, `plan`, `ptx` or `log`.
 

@@ -3,7 +3,9 @@
     python -m tests.end_to_end.kill_campaign [--count 950] [--seed 1] [--json FILE]
 
 Each operation runs in a forked child, which is killed after a random part of the time that it takes undisturbed. The
-compiler is a stand-in that gives a made-up cubin at once; locks, files and everything that reads them are real. After each kill: the store has no damaged entry, no lock is held, what was there before is there, no file is half
+compiler is a stand-in that gives a made-up cubin at once; locks, files and everything that reads them are real.
+
+After each kill: the store has no damaged entry, no lock is held, what was there before is there, no file is half
 written; then the same operation runs to its end, and its result is compared byte for byte with an undisturbed one.
 """
 

@@ -2,9 +2,10 @@
 
     python -m tests.end_to_end.mutation_campaign [--count 2000] [--bundles 100] [--seed 1] [--json FILE]
 
-Half of them change bytes (flipped, cut, inserted, a stretch doubled) or a field of JSON. The other half is sealed again
-by the rules of its format, packs and bundles also signed again by a foreign key, as somebody would who knows the formats
-and not the key. What comes out must be the original value, or one error of fa4build's own.
+Half of them change bytes (flipped, cut, inserted, a stretch doubled). The other half is sealed again by the rules of
+its format, with another field of JSON where it has fields, packs and bundles also signed again by a foreign key, as
+somebody would who knows the formats and not the key. What comes out must be the original value, or one error of
+fa4build's own.
 """
 
 import argparse
@@ -99,6 +100,9 @@ class Campaign:
         self.wheel = prepared.write().path
         self.pack = read_pack(self.wheel)
         self.bundle = write_bundle(root / "bundle", [self.wheel], sign=self.key).path
+        cache = Cache(root / "control")
+        entry = cache.put(name="fwd-sm90a", inputs=INPUTS, facts=FACTS, objects=VALUES)
+        assert self._judged(cache, entry) == "as it was", "what is not mutated is refused"
         self.policy = TrustPolicy(mode="require", keys={self.key.key_id: self.key.public_key}, store="store")
 
     def wheel_file(self, rng: random.Random, root: Path, _: bool) -> str:
@@ -183,6 +187,8 @@ class Campaign:
             str(each.message) for each in told if issubclass(each.category, (CacheCorruptWarning, RemoteCacheWarning))
         ]
         if found is None:
+            if isinstance(cache, SharedCache) and not told:
+                return "a miss"  # an action that names a blob which is not there, as after an eviction
             assert told, "absent, and nobody is told"
             return one_line(told[0])
         try:
