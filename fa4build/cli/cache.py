@@ -93,7 +93,7 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
     found = [entry for entry in cache.entries() if entry.key.startswith(key) or entry.name == key]
     if not found:
         raise NothingSelectedError(f"{key!r}: no entry has this key or id. `fa4build cache ls` lists them.")
-    print_json([{**_document(entry), "inputs": entry.inputs} for entry in found])
+    print_json([{**_document(entry), "inputs": dict(entry.inputs)} for entry in found])
 
 
 @command.command("verify")

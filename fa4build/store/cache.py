@@ -208,7 +208,7 @@ class Cache:
             warnings.warn(f"{error} It counts as absent.", CacheCorruptWarning, stacklevel=2)
             return None
         self._note_use(entry)
-        return entry
+        return dataclasses.replace(entry, inputs=dict(entry.inputs))
 
     def look_ahead(self, keys: Iterable[str]) -> None:
         """These will be asked for, one after another: where that takes long, fetch them side by side."""
@@ -600,13 +600,43 @@ def _sealed_body(data: bytes) -> bytes | None:
     return body if data.startswith(_HEAD) and seal == whole else None
 
 
-def _are_inputs_of(body: bytes | None, key: str) -> bool:
-    """Whether the inputs as they stand in a body are those of the key; False if they must be written again to tell."""
-    if body is None:
-        return False
-    start = body.find(_INPUTS) + len(_INPUTS)
-    end = body.rfind(f',"key":"{key}","name":'.encode())
-    return hashlib.sha256(body[start:end]).hexdigest() == key
+class _Inputs(Mapping[str, Any]):
+    """Inputs as they stand in a file, parsed each time that somebody wants one: of many entries hardly anybody does."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(self._text)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(json.loads(self._text))
+
+    def __len__(self) -> int:
+        return len(json.loads(self._text))
+
+    def __repr__(self) -> str:
+        return repr(json.loads(self._text))
+
+
+def _parsed_body(data: bytes, key: str) -> tuple[dict[str, Any], bool]:
+    """The body of a file whose digest is right, and whether its inputs are known to be those of the key.
+
+    They are left unparsed where they stand as `_sealed` writes them. Raises: CacheCorruptError, or as json does.
+    """
+    raw = _sealed_body(data)
+    if raw is None:
+        document = json.loads(data)
+        if hashlib.sha256(_json(document["body"])).hexdigest() != document["sha256"]:
+            raise CacheCorruptError("it does not match its digest")
+        return document["body"], False
+    start = raw.find(_INPUTS) + len(_INPUTS)
+    end = raw.rfind(f',"key":"{key}","name":'.encode())
+    if hashlib.sha256(raw[start:end]).hexdigest() != key:
+        return json.loads(raw), False
+    return json.loads(raw[:start] + b"{}" + raw[end:]) | {"inputs": _Inputs(raw[start:end])}, True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,19 +669,17 @@ def _sizes(data: bytes, key: str) -> dict[str, int]:
 def _unsealed(data: bytes, key: str, *, last_use: float, origin: str) -> CacheEntry:
     """The entry in an action file. Raises: CacheCorruptError unless every byte of it is as it was written."""
     try:
-        document = json.loads(data)
-        body = document["body"]
-        raw = _sealed_body(data)
-        if raw is None and hashlib.sha256(_json(body)).hexdigest() != document["sha256"]:
-            raise CacheCorruptError(f"{origin} is damaged: it does not match its digest.")
-        if body["key"] != key or not (_are_inputs_of(raw, key) or key_of(body["inputs"]) == key):
-            raise CacheCorruptError(f"{origin} is damaged: it holds the entry of another key.")
+        body, is_known = _parsed_body(data, key)
+        if body["key"] != key or not (is_known or key_of(body["inputs"]) == key):
+            raise CacheCorruptError("it holds the entry of another key")
         objects = {name: StoredObject(**stored) for name, stored in body["objects"].items()}
         if fault := _form_fault(body, objects):
-            raise CacheCorruptError(f"{origin} is damaged: {fault}.")
+            raise CacheCorruptError(fault)
         entry = CacheEntry(
             key=key, name=body["name"], inputs=body["inputs"], facts=body["facts"], objects=objects, last_use=last_use
         )
+    except CacheCorruptError as error:
+        raise CacheCorruptError(f"{origin} is damaged: {error}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheCorruptError(f"{origin} is damaged: no entry ({type(error).__name__}: {error}).") from error
     return entry
