@@ -141,7 +141,14 @@ def cache_key(source: object, tuning: object, toolchain: object, options: object
 
 
 def _json(document: object) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_parsed_inputs)
+    return text.encode()
+
+
+def _parsed_inputs(value: object) -> dict[str, Any]:
+    if isinstance(value, _Inputs):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be part of an entry.")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
