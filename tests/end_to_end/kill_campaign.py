@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,7 +215,7 @@ def in_child(run: Callable[[Path], None], root: Path, kill_after: float | None) 
     return code != 0
 
 
-def campaign(count: int, seed: int = 1) -> dict[str, dict[str, float]]:
+def campaign(count: int, seed: int = 1, names: Sequence[str] = tuple(OPERATIONS)) -> dict[str, dict[str, float]]:
     """Kill `count` times, all operations in turn. Raises: AssertionError at the first fault.
 
     Returns: for each operation how often it was killed, and how often that was before its end.
@@ -223,7 +223,6 @@ def campaign(count: int, seed: int = 1) -> dict[str, dict[str, float]]:
     rng = random.Random(seed)
     tried, killed = Counter(), Counter()
     known: dict[str, tuple[str, float]] = {}
-    names = list(OPERATIONS)
     for number in range(count):
         name = names[number % len(names)]
         operation = OPERATIONS[name]
@@ -243,14 +242,17 @@ def campaign(count: int, seed: int = 1) -> dict[str, dict[str, float]]:
 
 
 def undisturbed(operation: Operation) -> tuple[str, float]:
-    """Result of a run that nobody kills, and how long it takes."""
-    with tempfile.TemporaryDirectory(prefix="kill-") as directory:
-        root = Path(directory)
-        operation.prepare(root)
-        started = time.monotonic()
-        in_child(operation.run, root, None)
-        seconds = time.monotonic() - started
-        return operation.result(root), seconds
+    """Result of a run that nobody kills, and how long the shortest of three takes: the first one fills caches."""
+    runs = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory(prefix="kill-") as directory:
+            root = Path(directory)
+            operation.prepare(root)
+            started = time.monotonic()
+            in_child(operation.run, root, None)
+            runs.append((time.monotonic() - started, operation.result(root)))
+    assert len({result for _, result in runs}) == 1
+    return runs[0][1], min(seconds for seconds, _ in runs)
 
 
 def main() -> None:
@@ -258,10 +260,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=950)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--only", choices=OPERATIONS, action="append", help="these operations. Repeatable; default: all"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     started, load = time.monotonic(), os.getloadavg()[0]
-    rows = campaign(args.count, args.seed)
+    rows = campaign(args.count, args.seed, args.only or tuple(OPERATIONS))
     record = {"count": args.count, "seed": args.seed, "operations": rows, "seconds": round(time.monotonic() - started)}
     record |= {"date": time.strftime("%Y-%m-%d"), "load": round(load, 1)}
     print(json.dumps(record, indent=1))
