@@ -147,7 +147,7 @@ def _json(document: object) -> bytes:
 
 def _parsed_inputs(value: object) -> dict[str, Any]:
     if isinstance(value, _Inputs):
-        return dict(value)
+        return value.parsed()
     raise TypeError(f"{type(value).__name__} cannot be part of an entry.")
 
 
@@ -215,7 +215,8 @@ class Cache:
             warnings.warn(f"{error} It counts as absent.", CacheCorruptWarning, stacklevel=2)
             return None
         self._note_use(entry)
-        return dataclasses.replace(entry, inputs=dict(entry.inputs))
+        inputs = entry.inputs.parsed() if isinstance(entry.inputs, _Inputs) else entry.inputs
+        return dataclasses.replace(entry, inputs=inputs)
 
     def look_ahead(self, keys: Iterable[str]) -> None:
         """These will be asked for, one after another: where that takes long, fetch them side by side."""
@@ -615,17 +616,21 @@ class _Inputs(Mapping[str, Any]):
     def __init__(self, text: bytes) -> None:
         self._text = text
 
+    def parsed(self) -> dict[str, Any]:
+        """All of them, by one parse."""
+        return json.loads(self._text)
+
     def __getitem__(self, name: str) -> Any:
-        return json.loads(self._text)[name]
+        return self.parsed()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(json.loads(self._text))
+        return iter(self.parsed())
 
     def __len__(self) -> int:
-        return len(json.loads(self._text))
+        return len(self.parsed())
 
     def __repr__(self) -> str:
-        return repr(json.loads(self._text))
+        return repr(self.parsed())
 
 
 def _parsed_body(data: bytes, key: str) -> tuple[dict[str, Any], bool]:
