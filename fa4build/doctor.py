@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fa4build.compiling.executors import BYTES_PER_COMPILE, available_memory_byt
 from fa4build.compiling.render import kernels_source_dir
 from fa4build.compiling.toolchain import DSL_VERSION, current_toolchain, damaged_files, refuse_steering
 from fa4build.errors import Fa4BuildError
+from fa4build.files import scratch_directory
 
 MIN_FREE_BYTES = 1 << 30
 """Disk space below which a build is likely to run out: a full matrix with PTX and logs takes a few hundred MB."""
@@ -94,7 +94,7 @@ def _environment(environ: Mapping[str, str]) -> Check:
 
 def _compiler_starts() -> Check:
     toolchain = current_toolchain()
-    with tempfile.TemporaryDirectory(prefix="fa4build-") as scratch, start_server(toolchain, Path(scratch)) as server:
+    with scratch_directory("doctor") as scratch, start_server(toolchain, Path(scratch)) as server:
         check_server(server, toolchain)
     return _ok("compiler starts", "no GPU or driver needed")
 

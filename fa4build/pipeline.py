@@ -107,7 +107,8 @@ def find_cached(
     """Each variant's recipe with its entry, None if it would have to be compiled. Compiles nothing, writes nothing."""
     family, options = family or family_named(), options or CompileOptions()
     whole = family.toolchain(toolchain or current_toolchain())
-    recipes = (family.recipe(variant, whole, options) for variant in variants)
+    recipes = [family.recipe(variant, whole, options) for variant in variants]
+    cache.look_ahead(recipe.key for recipe in recipes)
     return tuple((recipe, cache.get(recipe.key)) for recipe in recipes)
 
 
@@ -196,10 +197,10 @@ class Build:
     def run(self, variants: Iterable[Buildable], recipe_of: Callable[[Buildable], Recipe]) -> BuildReport:
         """Look everything up, then compile what is missing."""
         started = time.monotonic()
-        names = []
-        for variant in variants:
-            names.append(variant.id)
-            self._look_up(variant, recipe_of)
+        recipes = {variant.id: self._recipe(variant, recipe_of) for variant in variants}
+        self.cache.look_ahead(recipe.key for recipe in recipes.values() if recipe is not None)
+        for recipe in filter(None, recipes.values()):
+            self._look_up(recipe)
         try:
             while self._waiting or self._running:
                 self._stop_if_asked()
@@ -212,7 +213,7 @@ class Build:
             for _, release in self._running.values():
                 release()
         return BuildReport(
-            outcomes=tuple(self._outcomes[name] for name in names),
+            outcomes=tuple(self._outcomes[name] for name in recipes),
             seconds=time.monotonic() - started,
             workers=self.executor.capacity,
         )
@@ -224,14 +225,17 @@ class Build:
                 recipe = self._waiting.popleft()
                 self._note(Outcome(name=recipe.name, key=recipe.key, status="skipped"))
 
-    def _look_up(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> None:
+    def _recipe(self, variant: Buildable, recipe_of: Callable[[Buildable], Recipe]) -> Recipe | None:
+        """None for a variant that cannot be rendered, which has its outcome then."""
         try:
-            recipe = recipe_of(variant)
+            return recipe_of(variant)
         except Fa4BuildError as error:
             self._note(
                 Outcome(name=variant.id, key=None, status="failed", message=str(error), exit_code=error.exit_code)
             )
-            return
+            return None
+
+    def _look_up(self, recipe: Recipe) -> None:
         entry = self.cache.get(recipe.key)
         if entry is None:
             self._waiting.append(recipe)
@@ -253,7 +257,12 @@ class Build:
                 release()
                 self._note(self._judged(recipe, entry, "cached"))
                 continue
-            job = self.executor.submit(recipe, self.cache.work_dir(recipe.name, recipe.key))
+            try:
+                job = self.executor.submit(recipe, self.cache.work_dir(recipe.name, recipe.key))
+            except OSError as error:
+                release()
+                self._note(_failed(recipe, _not_kept(recipe, error), seconds=0.0))
+                continue
             self._running[job] = (recipe, release)
             self._tell(recipe.name, None)
 
@@ -267,7 +276,11 @@ class Build:
                     return
                 self._note(_failed(recipe, finished.result, seconds=finished.seconds))
                 return
-            entry = store(self.cache, recipe, finished.result)
+            try:
+                entry = store(self.cache, recipe, finished.result)
+            except OSError as error:
+                self._note(_failed(recipe, _not_kept(recipe, error), seconds=finished.seconds))
+                return
             self._note(self._judged(recipe, entry, "compiled", seconds=finished.seconds, cubin=finished.result))
             shutil.rmtree(self.cache.work_dir(recipe.name, recipe.key), ignore_errors=True)
         finally:
@@ -320,6 +333,15 @@ def store(cache: Cache, recipe: Recipe, cubin: Cubin) -> CacheEntry:
         "log": cubin.log.encode(),
     }
     return cache.put(name=recipe.name, inputs=recipe.inputs, facts=facts, objects=objects)
+
+
+def _not_kept(recipe: Recipe, error: OSError) -> CompileError:
+    """A disk that is full, or a cache that cannot be written, fails one kernel; others may be smaller, or cached."""
+    where = f"{error.filename}: " if error.filename else ""
+    return CompileError(
+        f"{recipe.name}: cannot be kept: {where}{error.strerror or error}. Make room there (fa4build cache prune), or "
+        "give another --cache-dir."
+    )
 
 
 def _failed(recipe: Recipe, error: Fa4BuildError, *, seconds: float) -> Outcome:

@@ -65,3 +65,9 @@ def hang(work_dir: Path) -> None:
     (work_dir / "pids.tmp").write_text(f"{os.getpid()} {tool.pid}")
     (work_dir / "pids.tmp").rename(work_dir / "pids")
     time.sleep(600)
+
+
+def run(work_dir: Path) -> None:
+    """A compile that takes long, but for the third one."""
+    if work_dir.name != "3":
+        time.sleep(30)

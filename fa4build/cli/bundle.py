@@ -77,10 +77,10 @@ def command(
       fa4build bundle out --arch sm100 --arch sm103 --sign release.key
       fa4build bundle out --arch sm90 --include wheels-of-torch/
     """
-    import tempfile
 
     from fa4build.compiling.toolchain import refuse_steering
     from fa4build.families.registry import family_named
+    from fa4build.files import scratch_directory
     from fa4build.shipping.bundle import check_target, write_bundle
     from fa4build.shipping.release import ALL_PLATFORMS, write_wheels
     from fa4build.shipping.signing import load_key
@@ -96,9 +96,9 @@ def command(
         code = build(wanted, cache, jobs=jobs, allow_spills=allow_spills, family=family).exit_code
         if code:
             return code
-    with tempfile.TemporaryDirectory(prefix="fa4build-wheels-") as directory:
+    with scratch_directory("wheels") as directory:
         options: dict[str, Any] = {"platforms": platforms or ALL_PLATFORMS, "allow_spills": allow_spills, "sign": key}
-        wheels = write_wheels(wanted, cache, out_dir=Path(directory), family=family, **options)
+        wheels = write_wheels(wanted, cache, out_dir=directory, family=family, **options)
         bundle = write_bundle(out, [wheel.path for wheel in wheels], include=include, sign=key)
     _print(bundle, as_json)
     return 0

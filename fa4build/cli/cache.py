@@ -52,7 +52,7 @@ def command() -> None:
 @json_option
 def list_entries(cache_dir: Path | None, as_json: bool) -> None:
     """List the entries with variant, key, registers, size and last use."""
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     entries = cache.entries()
     if as_json:
         print_json({"entries": [_document(entry) for entry in entries]})
@@ -74,7 +74,7 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
 
     KEY is a key, the beginning of a key, or the id of a variant.
     """
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     if key is None:
         size = cache.size()
         if as_json:
@@ -96,7 +96,7 @@ def info(key: str | None, cache_dir: Path | None, as_json: bool) -> None:
         near = difflib.get_close_matches(key, {entry.name for entry in cache.entries()}, n=1, cutoff=0.8)
         meant = f"Did you mean {near[0]}?" if near else "`fa4build cache ls` lists the entries."
         raise NothingSelectedError(f"{key!r}: no entry has this key or id. {meant}")
-    print_json({"entries": [{**_document(entry), "inputs": entry.inputs} for entry in found]})
+    print_json({"entries": [{**_document(entry), "inputs": dict(entry.inputs)} for entry in found]})
 
 
 @command.command("verify")
@@ -107,7 +107,7 @@ def verify(cache_dir: Path | None, as_json: bool) -> None:
 
     The next build compiles a damaged entry again; `prune` removes it.
     """
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     problems = cache.verify()
     size = cache.size()
     if as_json:
@@ -147,8 +147,13 @@ def prune(max_age: float | None, max_size: float | None, cache_dir: Path | None,
       fa4build cache prune --older-than 30d
       fa4build cache prune --max-size 500M
     """
+    from fa4build.files import sweep_scratch
+
     limits = {"max_age_s": max_age, "max_bytes": max_size}
-    pruned = open_cache(cache_dir).prune(**{name: limit for name, limit in limits.items() if limit is not None})
+    pruned = open_cache(cache_dir, as_it_is=True).prune(
+        **{name: limit for name, limit in limits.items() if limit is not None}
+    )
+    sweep_scratch()
     if as_json:
         print_json(dataclasses.asdict(pruned))
         return
@@ -169,7 +174,7 @@ def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: 
     """Write entries into a tar FILE for another machine."""
     import fnmatch
 
-    cache = open_cache(cache_dir)
+    cache = open_cache(cache_dir, as_it_is=True)
     entries = cache.entries()
     chosen = [entry for entry in entries if not globs or any(fnmatch.fnmatchcase(entry.name, glob) for glob in globs)]
     if not chosen:
@@ -187,7 +192,7 @@ def export(file: Path, globs: tuple[str, ...], cache_dir: Path | None, as_json: 
 @json_option
 def import_(file: Path, cache_dir: Path | None, as_json: bool) -> None:
     """Read the entries of a tar FILE that `export` wrote. The whole file is checked before anything is stored."""
-    _tell_moved(file, open_cache(cache_dir).import_tar(file), "imported", as_json)
+    _tell_moved(file, open_cache(cache_dir, as_it_is=True).import_tar(file), "imported", as_json)
 
 
 def _tell_moved(file: Path, count: int, verb: str, as_json: bool) -> None:

@@ -217,21 +217,48 @@ def tell_left_out(wanted: "Selection", family: "Family") -> None:
         note(f"with {', '.join(variant.id for variant in found.helpers)}, which the selected kernels are launched with")
 
 
-def open_cache(cache_dir: Path | None, remote: str | None = None, remote_write: bool = False) -> "Cache":
-    """The cache that `--cache-dir` names, or the user's; in front of the remote one, if there is one."""
-    from fa4build.store.cache import Cache
+def open_cache(
+    cache_dir: Path | None, remote: str | None = None, remote_write: bool = False, *, as_it_is: bool = False
+) -> "Cache":
+    """The cache that `--cache-dir` names, or the user's; in front of the remote one, if there is one.
+
+    One that this user may not write is read, and what it lacks is kept elsewhere, which a line on stderr says; unless
+    the directory is wanted `as_it_is`.
+    """
+    from fa4build.store.cache import Cache, lack_of_rights
 
     root = cache_dir or default_cache_dir()
+    below = None
+    if not as_it_is and (lack := lack_of_rights(root)):
+        below, root = Cache(root), _writable_instead(root)
+        note(f"{below.root}: {lack}; it is read, and what it lacks is kept in {root}")
     if not remote:
         if remote_write:
             raise click.UsageError("--remote-cache-write needs --remote-cache URL.")
-        return Cache(root)
+        return Cache(root, below=below)
     from fa4build.store.remote_cache import SharedCache, store_at
 
     try:
-        return SharedCache(root, store_at(remote), writes=remote_write)
+        return SharedCache(root, store_at(remote), writes=remote_write, below=below)
     except ValueError as error:
         raise click.UsageError(f"--remote-cache: {error}.") from None
+
+
+def _writable_instead(root: Path) -> Path:
+    """The user's own cache, or a folder of the user's among the temporary files."""
+    import os
+    import tempfile
+
+    from fa4build.store.cache import lack_of_rights
+
+    own = default_cache_dir()
+    if own.resolve() != root.resolve() and not lack_of_rights(own):
+        return own
+    instead = Path(tempfile.gettempdir()) / f"fa4build-cache-{os.getuid()}"
+    instead.mkdir(mode=0o700, exist_ok=True)
+    if instead.is_symlink() or instead.stat().st_uid != os.getuid():
+        raise click.UsageError(f"{root} cannot be written, and {instead} is somebody else's. Give a --cache-dir.")
+    return instead
 
 
 def default_cache_dir() -> Path:

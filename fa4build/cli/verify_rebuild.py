@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fa4build.cli.common import jobs_option, json_option, print_json
+from fa4build.files import scratch_directory
 
 if TYPE_CHECKING:
     from fa4build.families.interface import Family
@@ -43,7 +43,7 @@ def command(wheel: Path, jobs: int | None, cache_dir: Path | None, as_json: bool
     from fa4build.store.cache import Cache
 
     refuse_steering(os.environ)
-    with tempfile.TemporaryDirectory(prefix="fa4build-rebuild-") as scratch:
+    with scratch_directory("rebuild") as scratch:
         cache = Cache(cache_dir or Path(scratch))
 
         def build_all(selection: "Selection", family: "Family") -> None:

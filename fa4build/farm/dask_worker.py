@@ -5,9 +5,7 @@ key says whether its fa4build, toolchain and sources are those of whoever asks.
 """
 
 import hashlib
-import shutil
 import socket
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,8 @@ from fa4build.compiling.toolchain import current_toolchain
 from fa4build.errors import Fa4BuildError
 from fa4build.families.interface import Recipe
 from fa4build.families.registry import family_named
+from fa4build.farm.local import WatchedExecutor
+from fa4build.files import scratch_directory
 from fa4build.matrix.selection import Selection
 
 _thread = threading.local()  # a compile server for each of the worker's threads
@@ -54,11 +54,8 @@ def compile_here(family: str, name: str, key: str, options: CompileOptions, time
     if recipe.key != key:
         reason = f"it would make {recipe.key[:16]} of {name}, wanted is {key[:16]}"
         return Answer(worker=where, refused=f"{reason}: its fa4build, compiler or sources are others")
-    work_dir = Path(tempfile.mkdtemp(prefix="fa4build-farm-"))
-    try:
+    with scratch_directory("farm") as work_dir:
         return _compile(recipe, work_dir / "work", where, _executor(family, timeout_s))
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def _recipe(family_name: str, name: str, options: CompileOptions) -> Recipe:
@@ -84,5 +81,5 @@ def _executor(family: str, timeout_s: float) -> LocalExecutor:
     if (family, timeout_s) not in known:
         chosen = family_named(family)
         toolchain = chosen.toolchain(current_toolchain())
-        known[family, timeout_s] = LocalExecutor(toolchain, jobs=1, timeout_s=timeout_s, worker=chosen.worker)
+        known[family, timeout_s] = WatchedExecutor(toolchain, jobs=1, timeout_s=timeout_s, worker=chosen.worker)
     return known[family, timeout_s]

@@ -13,6 +13,7 @@ from fa4build.compiling.executors import Finished, LocalExecutor
 from fa4build.compiling.toolchain import Toolchain
 from fa4build.errors import VariantError
 from fa4build.families.interface import Family, Recipe
+from fa4build.farm.local import WatchedExecutor
 
 NAMES = ("local", "dask")
 
@@ -83,7 +84,7 @@ def make_executor(name: str, settings: Settings) -> Executor:
 
 def _local(settings: Settings) -> Executor:
     options: dict[str, Any] = {"jobs": settings.jobs, "timeout_s": settings.timeout_s, "worker": settings.family.worker}
-    return Local(LocalExecutor(settings.toolchain, **options))
+    return Local(WatchedExecutor(settings.toolchain, **options))
 
 
 def _dask(settings: Settings) -> Executor:

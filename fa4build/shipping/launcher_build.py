@@ -11,12 +11,12 @@ import io
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fa4build.errors import ToolchainError, WheelError
+from fa4build.files import scratch_directory
 
 LAUNCHER_SOURCE = "_launcher.c"
 _TIMEOUT_S = 300
@@ -188,7 +188,7 @@ def build_launcher(
         WheelError when the result is not what the tag promises.
     """
     compiler = _compiler()
-    with tempfile.TemporaryDirectory(prefix="fa4build-launcher-") as directory:
+    with scratch_directory("launcher") as directory:
         root = Path(directory)
         for name, data in sources.items():
             path = root / "src" / name

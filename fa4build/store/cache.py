@@ -4,11 +4,14 @@
     objects/ab/<sha256>    cubin, PTX, launch plan, log
 
 The key is formed before compiling, from everything that decides the result. Files appear whole or not at all and are
-never changed, so readers need no lock; the lock per key only keeps two processes from compiling the same thing. What is
-damaged counts as absent. Values go in and out as bytes: this module knows no kernels.
+never changed, so readers need no lock; the lock per key only keeps two processes from compiling the same thing. Writers
+share the lock of the store from an entry's first object to its action, and a prune holds it alone, so that what nothing
+points to then belongs to nobody. What is damaged counts as absent. Values go in and out as bytes: this module knows no
+kernels.
 """
 
 import dataclasses
+import gc
 import hashlib
 import io
 import json
@@ -20,16 +23,14 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fa4build.errors import CacheCorruptError
-from fa4build.files import write_atomically
-
-if TYPE_CHECKING:
-    import filelock
+from fa4build.files import write_atomically, write_many
+from fa4build.store import locks
 
 KEY_SCHEMA = 1
 """Version of what goes into a key. A change of meaning needs a new number, which makes every older entry a miss."""
@@ -39,8 +40,10 @@ _VERIFIED_ON_GET = ("cubin", "plan")  # what is shipped; PTX and log are verifie
 _KEY = re.compile(r"[0-9a-f]{64}")
 _MEMBER = re.compile(r"actions/[0-9a-f]{64}\.json|objects/([0-9a-f]{2})/\1[0-9a-f]{62}")
 _USE_RESOLUTION_S = 24 * 3600.0  # how exactly the last use is known; noting it costs a write
-_GRACE_S = 3600.0  # a writer may be between an object and its action
-_LEFTOVERS = ("work/*", "locks/*", "native/fa4build-native-*", "*/.*.tmp", "*/*/.*.tmp")
+_GRACE_S = 3600.0  # what lies there may be in use, where no lock says so
+_WRITERS_S = 10.0  # how long a prune waits for writers
+_STORE_LOCK = "store"
+_LEFTOVERS = ("native/fa4build-native-*", "*/.*.tmp", "*/*/.*.tmp")
 
 
 class CacheCorruptWarning(UserWarning):
@@ -138,7 +141,14 @@ def cache_key(source: object, tuning: object, toolchain: object, options: object
 
 
 def _json(document: object) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_parsed_inputs)
+    return text.encode()
+
+
+def _parsed_inputs(value: object) -> dict[str, Any]:
+    if isinstance(value, _Inputs):
+        return value.parsed()
+    raise TypeError(f"{type(value).__name__} cannot be part of an entry.")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -172,8 +182,10 @@ class Pruned:
 class Cache:
     """A cache directory. It is made by the first write, so looking into one that does not exist leaves no trace."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, below: "Cache | None" = None) -> None:
+        """`below`: a cache that is only read, as one that this user may not write; what it has is not copied."""
         self.root = Path(root)
+        self._below = below
         self._actions = self.root / "actions"
         self._objects = self.root / "objects"
 
@@ -184,6 +196,15 @@ class Cache:
 
         Cubin and plan have matched their digests when it returns; PTX and log are there, with their sizes.
         """
+        entry = self._get(key)
+        if entry is None and self._below is not None:
+            entry = self._below.get(key)
+            if entry is not None:
+                self._take_records(entry)
+        return entry
+
+    def _get(self, key: str) -> CacheEntry | None:
+        """From this directory alone."""
         try:
             entry = self._load(key)
             for name, stored in entry.objects.items():
@@ -194,48 +215,64 @@ class Cache:
             warnings.warn(f"{error} It counts as absent.", CacheCorruptWarning, stacklevel=2)
             return None
         self._note_use(entry)
-        return entry
+        inputs = entry.inputs.parsed() if isinstance(entry.inputs, _Inputs) else entry.inputs
+        return dataclasses.replace(entry, inputs=inputs)
+
+    def look_ahead(self, keys: Iterable[str]) -> None:
+        """These will be asked for, one after another: where that takes long, fetch them side by side."""
 
     def read(self, entry: CacheEntry, name: str) -> bytes:
         """An object of an entry: `cubin`, `plan`, `ptx` or `log`.
 
         Raises: CacheCorruptError if its bytes do not match their digest, or are gone.
         """
-        return self._check(entry, name, entry.objects[name], whole=True)
+        stored = entry.objects[name]
+        if self._below is not None and not (self.root / _object_name(stored.sha256)).exists():
+            return self._below.read(entry, name)
+        return self._check(entry, name, stored, whole=True)
 
     def entries(self) -> tuple[CacheEntry, ...]:
         """All readable entries, sorted by name and key. Objects are not looked at."""
-        found = []
-        for key in self._keys():
-            try:
-                found.append(self._load(key))
-            except (FileNotFoundError, CacheCorruptError):
-                continue
-        return tuple(sorted(found, key=lambda entry: (entry.name, entry.key)))
+        found = {} if self._below is None else {entry.key: entry for entry in self._below.entries()}
+        with _no_collection():
+            for key in self._keys():
+                try:
+                    found[key] = self._load(key)
+                except (FileNotFoundError, CacheCorruptError):
+                    continue
+        return tuple(sorted(found.values(), key=lambda entry: (entry.name, entry.key)))
 
     def verify(self) -> tuple[str, ...]:
         """Read everything; one line for each thing that is wrong, none when all is well."""
-        problems = []
+        with _no_collection():
+            return self._verify()
+
+    def _verify(self) -> tuple[str, ...]:
+        problems, whole = [], set()  # objects that many entries share are read once
         for key in self._keys():
             try:
                 entry = self._load(key)
+            except FileNotFoundError:
+                continue
             except CacheCorruptError as error:
                 problems.append(str(error))
                 continue
             for name, stored in entry.objects.items():
                 try:
-                    self._check(entry, name, stored, whole=True)
+                    if stored not in whole:
+                        self._check(entry, name, stored, whole=True)
+                        whole.add(stored)
                 except CacheCorruptError as error:
                     problems.append(str(error))
         return tuple(problems)
 
     def size(self) -> CacheSize:
         """How much there is."""
-        entries = self.entries()
-        used = {stored.sha256 for entry in entries for stored in entry.objects.values()}
-        sizes = {path.name: path.stat().st_size for path in self._object_paths()}
+        uses, _ = self._uses()
+        used = {digest for use in uses for digest in use.sizes}
+        sizes = {file.name: file.stat(follow_symlinks=False).st_size for file in self._object_files()}
         return CacheSize(
-            entries=len(entries),
+            entries=len(uses),
             objects=len(sizes),
             object_bytes=sum(sizes.values()),
             unreferenced_bytes=sum(size for name, size in sizes.items() if name not in used),
@@ -255,18 +292,19 @@ class Cache:
         """
         if set(objects) != set(OBJECTS):
             raise ValueError(f"objects {sorted(objects)}; needed are exactly {sorted(OBJECTS)}")
-        stored = {kind: self._store(data) for kind, data in sorted(objects.items())}
         key = key_of(inputs)
-        body = {
-            "key": key,
-            "name": name,
-            "inputs": inputs,
-            "facts": facts,
-            "objects": {kind: dataclasses.asdict(value) for kind, value in stored.items()},
-        }
-        self._actions.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._action_path(key), _sealed(body), mode=0o444)
-        return self._load(key)
+        with self._writing():
+            stored = {kind: self._store(data) for kind, data in sorted(objects.items())}
+            body = {
+                "key": key,
+                "name": name,
+                "inputs": inputs,
+                "facts": facts,
+                "objects": {kind: dataclasses.asdict(value) for kind, value in stored.items()},
+            }
+            self._actions.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._action_path(key), _sealed(body), mode=0o444)
+            return self._load(key)
 
     def action(self, key: str) -> bytes:
         """The document of an entry, as `adopt` takes it."""
@@ -287,28 +325,26 @@ class Cache:
                 raise CacheCorruptError(f"entry {entry.name}: its {name} is damaged.")
         if accept is not None:
             accept(entry, objects)
-        for name in entry.objects:
-            self._store(objects[name])
-        self._actions.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._action_path(key), action, mode=0o444)
-        return self._load(key)
+        with self._writing():
+            for name in entry.objects:
+                self._store(objects[name])
+            self._actions.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._action_path(key), action, mode=0o444)
+            return self._load(key)
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold the lock of a key over its compile. The kernel drops it when the holder dies."""
-        with self._file_lock(key):
+        release = locks.take(self._lock_path(key), wait_s=None)
+        assert release is not None, "waited as long as it takes"
+        try:
             yield
+        finally:
+            release()
 
     def try_lock(self, key: str) -> Callable[[], None] | None:
-        """Take the lock of a key if nobody holds it. Returns the function that releases it, in this thread, or None."""
-        import filelock
-
-        lock = self._file_lock(key)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            return None
-        return lock.release
+        """Take the lock of a key if nobody holds it. Returns the function that releases it, or None."""
+        return locks.take(self._lock_path(key))
 
     def work_dir(self, name: str, key: str) -> Path:
         """Where the compile of a key works, and leaves source and log if it fails. Not made here."""
@@ -317,39 +353,67 @@ class Cache:
     def prune(self, *, max_age_s: float = math.inf, max_bytes: float = math.inf, now: float | None = None) -> Pruned:
         """Remove entries not used for `max_age_s`, then the longest unused ones until at most `max_bytes` are left.
 
-        Damaged entries, unreferenced objects and what killed processes left go too, once they are an hour old. Of what
-        lies beside the kernels (BESIDE), files go that are older than `max_age_s`.
+        Damaged entries go too, and so does every object that nothing points to, whoever was killed before it was
+        finished with it. Where writers leave no gap for ten seconds, objects that no removed entry had must be an hour
+        old. What killed processes left elsewhere goes once it is an hour old and no lock says that it is in use. Of
+        what lies beside the kernels (BESIDE), files go that are older than `max_age_s`.
         """
         now = time.time() if now is None else now
-        before = self.size()
-        kept: dict[str, int] = {}
-        evicted: set[str] = set()
-        for entry in sorted(self.entries(), key=lambda entry: -entry.last_use):
-            sizes = {stored.sha256: stored.size for stored in entry.objects.values()}
-            if now - entry.last_use <= max_age_s and sum((kept | sizes).values()) <= max_bytes:
-                kept |= sizes
-            else:
-                self._action_path(entry.key).unlink(missing_ok=True)
-                evicted |= sizes.keys()
-        readable = {entry.key for entry in self.entries()}
-        leftovers = [self._action_path(key) for key in self._keys() if key not in readable]
-        leftovers += [path for pattern in _LEFTOVERS for path in self.root.glob(pattern)]
-        for path in self._object_paths():
-            if path.name in evicted - kept.keys():
-                path.unlink(missing_ok=True)
-            elif path.name not in kept:
-                leftovers.append(path)
-        for path in leftovers:
-            _remove_if_old(path, now)
+        release = locks.take(self._lock_path(_STORE_LOCK), wait_s=_WRITERS_S) if self.root.is_dir() else None
+        try:
+            with _no_collection():
+                pruned = self._prune_entries(now - max_age_s, max_bytes, None if release else now - _GRACE_S)
+        finally:
+            if release is not None:
+                release()
+        self._sweep(now)
         for path in (path for name in BESIDE for path in self._beside(name)):
             _remove_if_old(path, now, max(max_age_s, _GRACE_S))
-        after = self.size()
-        return Pruned(
-            removed_entries=before.entries - after.entries,
-            freed_bytes=before.object_bytes - after.object_bytes,
-            kept_entries=after.entries,
-            kept_bytes=after.object_bytes,
-        )
+        return pruned
+
+    def _prune_entries(self, oldest: float, max_bytes: float, unused_since: float | None) -> Pruned:
+        """Entries and objects. `unused_since`: None = no writer is at work, so what nothing points to is nobody's."""
+        uses, damaged = self._uses()
+        kept: dict[str, int] = {}
+        evicted: set[str] = set()
+        removed, kept_bytes = 0, 0
+        for use in sorted(uses, key=lambda use: -use.last_use):
+            added = sum(size for digest, size in use.sizes.items() if digest not in kept)
+            if use.last_use >= oldest and kept_bytes + added <= max_bytes:
+                kept.update(use.sizes)
+                kept_bytes += added
+            else:
+                self._action_path(use.key).unlink(missing_ok=True)
+                evicted.update(use.sizes)
+                removed += 1
+        for key, written in damaged:
+            if unused_since is None or written <= unused_since:
+                self._action_path(key).unlink(missing_ok=True)
+        freed, left = 0, 0
+        for file in self._object_files():
+            if file.name in kept:
+                left += kept[file.name]
+                continue
+            with suppress(FileNotFoundError):
+                status = file.stat(follow_symlinks=False)
+                if unused_since is None or file.name in evicted or status.st_mtime <= unused_since:
+                    _unlink(file.path)
+                    freed += status.st_size
+                else:
+                    left += status.st_size
+        return Pruned(removed_entries=removed, freed_bytes=freed, kept_entries=len(uses) - removed, kept_bytes=left)
+
+    def _sweep(self, now: float) -> None:
+        """What killed processes left beside the entries."""
+        held = {path.name[:16] for path in self.root.glob("locks/*.lock") if not locks.is_free(path)}
+        for path in self.root.glob("work/*"):
+            if path.name[-16:] not in held:
+                _remove_if_old(path, now)
+        for path in self.root.glob("locks/*.lock"):
+            if path.stem != _STORE_LOCK:
+                locks.remove_unused(path, now - _GRACE_S)
+        for path in (path for pattern in _LEFTOVERS for path in self.root.glob(pattern)):
+            _remove_if_old(path, now)
 
     # Moving between machines
 
@@ -394,40 +458,71 @@ class Cache:
             missing = sorted(stored.sha256 for stored in entry.objects.values() if stored.sha256 not in objects)
             if missing:
                 raise CacheCorruptError(f"{path}: entry {entry.name} lacks object {missing[0]}. Export it again.")
-        for data in objects.values():
-            self._store(data)
-        self._actions.mkdir(parents=True, exist_ok=True)
-        for key, data in actions.items():
-            write_atomically(self._action_path(key), data, mode=0o444)
+        with self._writing():
+            # objects reach the disk before the first action is seen
+            write_many(self.root, {_object_name(name): data for name, data in objects.items()}, mode=0o444)
+            write_many(self.root, {f"actions/{key}.json": data for key, data in actions.items()}, mode=0o444)
         return len(actions)
 
     # Inside
 
     def _keys(self) -> list[str]:
         """Keys of all actions, readable or not, sorted."""
-        return sorted(path.stem for path in self._actions.glob("*.json") if _KEY.fullmatch(path.stem))
+        with _scandir(self._actions) as found:
+            names = [entry.name for entry in found]
+        return sorted(name[:-5] for name in names if name.endswith(".json") and _KEY.fullmatch(name[:-5]))
 
     def _beside(self, name: str) -> list[Path]:
         return [path for path in (self.root / name).rglob("*") if path.is_file() and not path.is_symlink()]
 
-    def _object_paths(self) -> Iterator[Path]:
-        return (path for path in self._objects.glob("??/*") if _KEY.fullmatch(path.name))
+    def _object_files(self) -> Iterator[os.DirEntry[str]]:
+        """Every object."""
+        with _scandir(self._objects) as folders:
+            names = sorted(folder.name for folder in folders if len(folder.name) == 2)
+        for name in names:
+            with _scandir(f"{self._objects}/{name}") as files:
+                yield from (file for file in files if _KEY.fullmatch(file.name))
+
+    def _uses(self) -> tuple[list["_Use"], list[tuple[str, float]]]:
+        """What every whole entry uses; key and time of the others. Inputs and facts are not looked at."""
+        uses, damaged = [], []
+        for key in self._keys():
+            try:
+                data, modified = _read(f"{self._actions}/{key}.json")
+            except FileNotFoundError:
+                continue
+            except IsADirectoryError:
+                continue  # nobody's, and not ours to remove; `verify` names it
+            try:
+                uses.append(_Use(key=key, last_use=modified, sizes=_sizes(data, key)))
+            except CacheCorruptError:
+                damaged.append((key, modified))
+        return uses, damaged
 
     def _action_path(self, key: str) -> Path:
         return self._actions / f"{key}.json"
 
     def _load(self, key: str) -> CacheEntry:
-        path = self._action_path(key)
-        return _unsealed(path.read_bytes(), key, last_use=path.stat().st_mtime, origin=f"cache entry {path}")
+        path = f"{self._actions}/{key}.json"
+        try:
+            data, modified = _read(path)
+        except IsADirectoryError:
+            raise CacheCorruptError(f"cache entry {path} is damaged: it is a directory.") from None
+        return _unsealed(data, key, last_use=modified, origin=f"cache entry {path}")
 
     def _check(self, entry: CacheEntry, name: str, stored: StoredObject, *, whole: bool) -> bytes:
         """The bytes of an object (empty unless `whole`), once they are what the entry says."""
-        path = self.root / _object_name(stored.sha256)
+        path = f"{self.root}/{_object_name(stored.sha256)}"
         try:
-            size = path.stat().st_size
-            data = path.read_bytes() if whole else b""
+            if whole:
+                data, _ = _read(path)
+                size = len(data)
+            else:
+                data, size = b"", os.stat(path).st_size  # noqa: PTH116 - a Path costs more than the call
         except FileNotFoundError:
             raise CacheCorruptError(f"cache entry {entry.name}: its {name} is gone ({path}).") from None
+        except IsADirectoryError:
+            raise CacheCorruptError(f"cache entry {entry.name}: its {name} is a directory ({path}).") from None
         if size != stored.size or (whole and hashlib.sha256(data).hexdigest() != stored.sha256):
             raise CacheCorruptError(f"cache entry {entry.name}: its {name} is damaged ({path}).")
         return data
@@ -447,6 +542,15 @@ class Cache:
             write_atomically(path, data, mode=0o444)
         return StoredObject(sha256=digest, size=len(data))
 
+    def _take_records(self, entry: CacheEntry) -> None:
+        """What is known of a kernel of the cache below is known here: proofs are looked for beside what is written."""
+        assert self._below is not None, "the entry is from there"
+        for record in self._below.root.glob(f"evidence/*/{entry.objects['cubin'].sha256}.json"):
+            own = self.root / record.relative_to(self._below.root)
+            if not own.exists():
+                own.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(own, record.read_bytes())
+
     def _note_use(self, entry: CacheEntry) -> None:
         if time.time() - entry.last_use > _USE_RESOLUTION_S:
             try:
@@ -454,12 +558,29 @@ class Cache:
             except OSError:
                 pass  # a cache that is read only, or was pruned meanwhile, still serves
 
-    def _file_lock(self, key: str) -> "filelock.FileLock":
-        import filelock
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Beside other writers, and not beside a prune: what is written is pointed to before one looks."""
+        release = locks.take(self._lock_path(_STORE_LOCK), shared=True, wait_s=None)
+        assert release is not None, "waited as long as it takes"
+        try:
+            yield
+        finally:
+            release()
 
-        directory = self.root / "locks"
-        directory.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(directory / f"{key}.lock")
+    def _lock_path(self, name: str) -> Path:
+        return self.root / "locks" / f"{name}.lock"
+
+
+def lack_of_rights(root: Path) -> str | None:
+    """Why this process cannot write a cache at `root`, None if it can, or could make one there."""
+    there = [path for path in (root, *(root / name for name in ("actions", "objects", "locks"))) if path.exists()]
+    nearest = next((path for path in (root, *root.absolute().parents) if path.exists()), Path("/"))
+    for path in there or [nearest]:
+        if not os.access(path, os.W_OK | os.X_OK):
+            is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            return "a read-only file system" if is_read_only else f"this user may not write {path}"
+    return None
 
 
 # --- entries as files -------------------------------------------------------------------------------------------------
@@ -474,36 +595,196 @@ def _sealed(body: Mapping[str, Any]) -> bytes:
     return _json({"body": body, "sha256": hashlib.sha256(_json(body)).hexdigest()}) + b"\n"
 
 
+_HEAD, _SEAL, _TAIL = b'{"body":', b',"sha256":"', b'"}\n'  # of what `_sealed` writes
+_SEAL_BYTES = len(_SEAL) + 64 + len(_TAIL)
+_INPUTS = b',"inputs":'
+_OBJECTS_OF = b',"objects":'  # the last field of a body
+
+
+def _sealed_body(data: bytes) -> bytes | None:
+    """The body's own bytes, once their digest is right; None for a file that is written in any other way."""
+    body, seal = data[len(_HEAD) : -_SEAL_BYTES], data[-_SEAL_BYTES:]
+    whole = _SEAL + hashlib.sha256(body).hexdigest().encode() + _TAIL
+    return body if data.startswith(_HEAD) and seal == whole else None
+
+
+class _Inputs(Mapping[str, Any]):
+    """Inputs as they stand in a file, parsed each time that somebody wants one: of many entries hardly anybody does."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def parsed(self) -> dict[str, Any]:
+        """All of them, by one parse."""
+        return json.loads(self._text)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parsed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parsed())
+
+    def __len__(self) -> int:
+        return len(self.parsed())
+
+    def __repr__(self) -> str:
+        return repr(self.parsed())
+
+
+def _parsed_body(data: bytes, key: str) -> tuple[dict[str, Any], bool]:
+    """The body of a file whose digest is right, and whether its inputs are known to be those of the key.
+
+    They are left unparsed where they stand as `_sealed` writes them. Raises: CacheCorruptError, or as json does.
+    """
+    raw = _sealed_body(data)
+    if raw is None:
+        document = json.loads(data)
+        if hashlib.sha256(_json(document["body"])).hexdigest() != document["sha256"]:
+            raise CacheCorruptError("it does not match its digest")
+        return document["body"], False
+    start = raw.find(_INPUTS) + len(_INPUTS)
+    end = raw.rfind(f',"key":"{key}","name":'.encode())
+    if hashlib.sha256(raw[start:end]).hexdigest() != key:
+        return json.loads(raw), False
+    return json.loads(raw[:start] + b"{}" + raw[end:]) | {"inputs": _Inputs(raw[start:end])}, True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """What a prune wants to know of an entry: sizes of its objects by digest."""
+
+    key: str
+    last_use: float
+    sizes: Mapping[str, int]
+
+
+def _sizes(data: bytes, key: str) -> dict[str, int]:
+    """Sizes of an entry's objects by digest. Of a whole file only these are parsed. Raises: CacheCorruptError."""
+    body = _sealed_body(data)
+    if body is None:
+        objects: Any = {
+            name: dataclasses.asdict(x) for name, x in _unsealed(data, key, last_use=0.0, origin=key).objects.items()
+        }
+    else:
+        objects = json.loads(body[body.rindex(_OBJECTS_OF) + len(_OBJECTS_OF) : -1]) if _OBJECTS_OF in body else {}
+    try:
+        sizes = {str(stored["sha256"]): stored["size"] for stored in objects.values()}
+        if not all(type(size) is int for size in sizes.values()):
+            raise ValueError("a size in it is none")
+        return sizes
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheCorruptError(f"entry {key} is damaged: no entry ({error}).") from error
+
+
 def _unsealed(data: bytes, key: str, *, last_use: float, origin: str) -> CacheEntry:
     """The entry in an action file. Raises: CacheCorruptError unless every byte of it is as it was written."""
     try:
-        document = json.loads(data)
-        body = document["body"]
-        if hashlib.sha256(_json(body)).hexdigest() != document["sha256"]:
-            raise CacheCorruptError(f"{origin} is damaged: it does not match its digest.")
-        if body["key"] != key or key_of(body["inputs"]) != key:
-            raise CacheCorruptError(f"{origin} is damaged: it holds the entry of another key.")
+        body, is_known = _parsed_body(data, key)
+        if body["key"] != key or not (is_known or key_of(body["inputs"]) == key):
+            raise CacheCorruptError("it holds the entry of another key")
         objects = {name: StoredObject(**stored) for name, stored in body["objects"].items()}
+        if fault := _form_fault(body, objects):
+            raise CacheCorruptError(fault)
         entry = CacheEntry(
             key=key, name=body["name"], inputs=body["inputs"], facts=body["facts"], objects=objects, last_use=last_use
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except CacheCorruptError as error:
+        raise CacheCorruptError(f"{origin} is damaged: {error}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheCorruptError(f"{origin} is damaged: no entry ({type(error).__name__}: {error}).") from error
     return entry
 
 
+_BLOCK = 512  # of a tar file
+_NO_EXPORT = "`fa4build cache export` writes one."
+
+
+def _form_fault(body: Mapping[str, Any], objects: Mapping[str, StoredObject]) -> str | None:
+    """What of an entry has no form that `put` writes; a digest alone does not keep a stranger's file from the rest."""
+    if set(objects) != set(OBJECTS):
+        return f"its objects are {', '.join(sorted(objects))}"
+    if type(body["name"]) is not str or type(body["facts"]) is not dict:
+        return "its name or its facts are none"
+    for stored in objects.values():
+        if type(stored.sha256) is not str or not _KEY.fullmatch(stored.sha256) or type(stored.size) is not int:
+            return "a digest or a size in it is none"
+    return None
+
+
 def _read_members(path: Path) -> dict[str, bytes]:
-    """Name and contents of everything in a tar file; only the names that `export` writes are let through."""
+    """Name and contents of everything in a tar file; only what `export` writes is let through.
+
+    Read here and not by `tarfile`, which takes longer for a member than all that is done with it.
+    """
     members: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, mode="r:") as tar:
-            for info in tar:
-                if not info.isreg() or not _MEMBER.fullmatch(info.name):
-                    raise CacheCorruptError(f"{path}: {info.name!r} is no part of an exported cache.")
-                members[info.name] = tar.extractfile(info).read()
-    except (tarfile.TarError, EOFError) as error:
-        raise CacheCorruptError(f"{path}: no exported cache ({error}). `fa4build cache export` writes one.") from error
+    whole_size = path.stat().st_size
+    with path.open("rb") as file, _no_collection():
+        while (header := file.read(_BLOCK)) != bytes(_BLOCK):
+            name, size = _member(header, path)
+            data = file.read(min(size, whole_size))
+            file.seek(-size % _BLOCK, os.SEEK_CUR)
+            if len(data) != size:
+                raise CacheCorruptError(f"{path}: no exported cache (cut short in {name}). {_NO_EXPORT}")
+            members[name] = data
     return members
+
+
+def _member(header: bytes, path: Path) -> tuple[str, int]:
+    """Name and size of the member that a header (POSIX ustar) announces. Raises: CacheCorruptError."""
+    try:
+        if len(header) != _BLOCK:
+            raise ValueError("cut short" if header else "it ends without an end")
+        total = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+        if header[257:262] != b"ustar" or int(header[148:156].split(b"\0")[0], 8) != total:
+            raise ValueError("no tar file")
+        name, size = header[:100].rstrip(b"\0").decode(), int(header[124:136].split(b"\0")[0], 8)
+    except ValueError as error:
+        raise CacheCorruptError(f"{path}: no exported cache ({error}). {_NO_EXPORT}") from error
+    if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0") or not _MEMBER.fullmatch(name):
+        raise CacheCorruptError(f"{path}: {name!r} is no part of an exported cache.")
+    return name, size
+
+
+def _read(path: str) -> tuple[bytes, float]:
+    """Contents of a file and when it was last modified. By system calls, since a file object costs more than them."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        data = os.read(handle, status.st_size + 1)
+        while len(data) < status.st_size and (more := os.read(handle, status.st_size)):
+            data += more
+        return data, status.st_mtime
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """While many values are made that all live on, looking for garbage among them costs more than making them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def _scandir(path: Path | str) -> Iterator[Iterable[os.DirEntry[str]]]:
+    """As os.scandir; a directory that is not there has nothing in it."""
+    try:
+        with os.scandir(path) as found:
+            yield found
+    except (FileNotFoundError, NotADirectoryError):
+        yield ()
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - a Path costs more than the call
 
 
 def _remove_if_old(path: Path, now: float, age_s: float = _GRACE_S) -> None:

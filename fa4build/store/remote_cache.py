@@ -4,19 +4,26 @@ An entry is an ActionResult whose output files are the action document of `cache
 that checks its action cache accepts it and never serves an action whose blobs it has evicted. What arrives is checked
 like what is on disk: blobs against their sha256, the action against its key, the cubin against what the action says of
 it. Read only unless asked otherwise. A server that does not answer, or answers with anything but HTTP, is a miss, told
-once: the local cache is complete without it. No server ends a build, and none holds it longer than `DEADLINE_S`.
+once: the local cache is complete without it. No server ends a build, or holds a transfer longer than `DEADLINE_S`.
+
+What a server may do better the next time (no connection, 429, 5xx) is asked again, `TRIES` times, after pauses that
+double and are random, so that a farm does not ask in step. Then it is left alone for a while, which doubles too; after
+that one request tries it, and everything goes on when that is answered. Look-ups of a whole matrix run side by side.
 
 Sources: Bazel remote execution API v2, messages ActionResult, OutputFile and Digest; bazel-remote's README, HTTP API.
 """
 
 import base64
 import hashlib
+import random
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +41,18 @@ DEADLINE_S = 60.0
 
 _MAX_BLOB_BYTES = 256 << 20
 _MAX_WARNING = 400
+
+TRIES = 3
+PAUSE_S = 0.2
+"""Mean pause before the second try; twice as long before the third."""
+
+OPEN_S, MAX_OPEN_S = 15.0, 240.0
+"""How long a server that failed is left alone: the first time, and at most."""
+
+LOOKUPS = 16
+"""How many entries are fetched at a time."""
+
+_AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
 class RemoteCacheWarning(UserWarning):
@@ -159,25 +178,104 @@ def store_at(url: str) -> Store:
     raise ValueError(f"{url!r}: allowed are http://host[:port][/instance], https://... and file:///directory")
 
 
+def _may_pass_again(error: OSError) -> bool:
+    """Whether a server may answer better the next time. A deadline that has passed is not waited for twice."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in _AGAIN
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(reason, ConnectionError)
+
+
+class _Circuit:
+    """Whether a server is asked. Closed: yes. Open: not before a time. Half open: one request tries it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed_again_at = 0.0
+        self._pause_s = 0.0
+        self._is_tried = False
+
+    def lets_through(self) -> bool:
+        """Whether a request may go out now."""
+        with self._lock:
+            if not self._pause_s:
+                return True
+            if self._is_tried or time.monotonic() < self._closed_again_at:
+                return False
+            self._is_tried = True
+            return True
+
+    def passed(self) -> None:
+        """A request was answered."""
+        with self._lock:
+            self._pause_s, self._is_tried = 0.0, False
+
+    def failed(self) -> bool:
+        """A request was not answered. Returns whether that is news."""
+        with self._lock:
+            is_news = not self._pause_s
+            if is_news or self._is_tried:
+                self._pause_s = min(MAX_OPEN_S, 2 * self._pause_s or OPEN_S)
+                self._closed_again_at = time.monotonic() + self._pause_s
+            self._is_tried = False
+            return is_news
+
+
 class SharedCache(Cache):
     """A local cache in front of a remote one. What is fetched is kept locally; what is compiled is sent if `writes`."""
 
-    def __init__(self, root: Path, store: Store, *, writes: bool = False) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, store: Store, *, writes: bool = False, below: Cache | None = None) -> None:
+        super().__init__(root, below=below)
         self._store_remote = store
         self._writes = writes
-        self._is_down = False
+        self._circuit = _Circuit()
+        self._absent: set[str] = set()  # what a server answered that it has not: nobody asks twice
 
     def get(self, key: str) -> CacheEntry | None:
         """As `Cache.get`, then from the remote cache."""
         entry = super().get(key)
-        if entry is not None or self._is_down:
+        if entry is not None or key in self._absent:
             return entry
+        return self._get_remote(key)
+
+    def look_ahead(self, keys: Iterable[str]) -> None:
+        """Fetch what is there of these keys, `LOOKUPS` at a time."""
+        wanted = [key for key in dict.fromkeys(keys) if not self._action_path(key).exists()]
+        with ThreadPoolExecutor(max_workers=LOOKUPS) as pool:
+            for _ in pool.map(self._get_remote, wanted):
+                pass
+
+    def _get_remote(self, key: str) -> CacheEntry | None:
+        if not self._circuit.lets_through():
+            return None
+        try:
+            entry = self._asked(lambda: self._fetch_checked(key))
+        except OSError as error:
+            if self._circuit.failed():
+                _warn(f"remote cache: {error}; going on without it")
+            return None
+        if entry is None:
+            self._absent.add(key)
+        return entry
+
+    def _asked(self, transfer: Callable[[], "CacheEntry | None"]) -> CacheEntry | None:
+        """What a transfer comes to, tried again where that may help. Raises: OSError."""
+        for attempt in range(TRIES):
+            try:
+                entry = transfer()
+            except OSError as error:
+                if attempt + 1 == TRIES or not _may_pass_again(error):
+                    raise
+                time.sleep(random.uniform(0.5, 1.5) * PAUSE_S * 2**attempt)
+            else:
+                self._circuit.passed()
+                return entry
+        raise AssertionError("the last try returns or raises")
+
+    def _fetch_checked(self, key: str) -> CacheEntry | None:
+        """As `_fetch`; what is no entry is told and absent."""
         try:
             return self._fetch(key)
-        except OSError as error:
-            self._is_down = True
-            _warn(f"remote cache: {error}; going on without it")
         except (CacheCorruptError, WheelError, ValueError, TypeError, LookupError, RecursionError) as error:
             _warn(f"remote cache: entry {key}: {error} It counts as absent.")
         return None
@@ -187,11 +285,11 @@ class SharedCache(Cache):
     ) -> CacheEntry:
         """As `Cache.put`, then to the remote cache if it is to be written."""
         entry = super().put(name=name, inputs=inputs, facts=facts, objects=objects)
-        if self._writes and not self._is_down:
+        if self._writes and self._circuit.lets_through():
             try:
-                self._send(entry)
+                self._asked(lambda: self._send(entry))
             except OSError as error:
-                self._is_down = True
+                self._circuit.failed()
                 _warn(f"remote cache: {entry.name} could not be stored: {error}; going on without it")
         return entry
 

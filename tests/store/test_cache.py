@@ -431,20 +431,6 @@ def test_prune_by_size_keeps_what_was_used_last(tmp_path):
     assert cache.size().object_bytes <= 2500
 
 
-def test_prune_leaves_a_running_build_alone(tmp_path):
-    """An object without an entry may belong to one that is just being written; an hour later it does not."""
-    cache = Cache(tmp_path)
-    entry = put(cache)
-    (tmp_path / "actions" / f"{entry.key}.json").unlink()
-    work = cache.work_dir("v", entry.key)
-    work.mkdir(parents=True)
-
-    cache.prune()
-    assert (cache.size().objects, work.exists()) == (4, True)
-    cache.prune(now=time.time() + 3601)
-    assert (cache.size().objects, work.exists()) == (0, False)
-
-
 def test_what_proofs_keep_beside_is_counted_and_goes_by_age(tmp_path):
     """Forms, libraries and the C compiler's cache; without an age they stay, but for what a killed compile left."""
     cache = Cache(tmp_path)
