@@ -6,15 +6,7 @@ matrix products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output
 (memory/tmem_layout.py); K and V share a ring of shared-memory slots where they are of one size.
 Source: FlashAttention-4 (arXiv 2603.05451) for the roles, the two tiles and the correction.
 
-Who waits for whom (arrivals that complete a phase):
-    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product (stored, where O lies over it).
-    kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the slots of K and V.
-    s_full[tile] (1): scores complete, and with them every earlier product of the tile.
-    p_ready[tile] (8): first three quarters of P stored (4 softmax warps), O free or rescaled (4 correction warps).
-    p_last[tile] (4): last quarter of P stored.
-    stats_full[tile][warp], stats_empty[tile][warp] (1): rescale factor of the warp's 32 rows written / read.
-    o_full[tile] (1): output accumulator complete.
-    store_full[tile] (4), store_empty[tile] (1): output tile in shared memory / read by the copy engine.
+Who waits for whom: `ForwardSm100._barriers`.
 Every tensor-memory access that crosses threads has its tcgen05 fences; every generic write that the copy engine or the
 tensor core reads has its proxy fence.
 """
@@ -46,6 +38,7 @@ from kernels_src.mma.umma import (
     shared_operand,
     tensor_operand,
 )
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import longest_first, single_tile
 from kernels_src.softmax import correction, score_rows
@@ -61,23 +54,6 @@ WARPS_PER_TILE = 4
 STORE_COLUMNS = 16  # columns of P converted and stored at a time: as many packed registers as it has pairs
 TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
 LOG2_E = 1.4426950408889634
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers; add the tile, the slot, or tile * 4 + warp."""
-
-    q_full: cute.Pointer
-    q_empty: cute.Pointer
-    kv_full: cute.Pointer
-    kv_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    p_last: cute.Pointer
-    stats_full: cute.Pointer
-    stats_empty: cute.Pointer
-    o_full: cute.Pointer
-    store_full: cute.Pointer
-    store_empty: cute.Pointer
 
 
 class Problem(NamedTuple):
@@ -390,7 +366,7 @@ class ForwardSm100:
         o_layout: cute.ComposedLayout,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         # Rescale factors, then row sums, of both tiles; row maxima behind them.
         stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
@@ -409,7 +385,7 @@ class ForwardSm100:
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
             arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=self.num_ctas == 2)
         if warp == LOAD_WARP:
             for tensor_map in (maps.q, maps.k, maps.v, maps.out):
@@ -535,26 +511,27 @@ class ForwardSm100:
         """The slot of the first V tile of all."""
         return k_slot.next(self.v_stages) if self.shares_ring else Cursor(Int32(0), Int32(0))
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        return (
-            (self.num_q_tiles, 1), (self.num_q_tiles, 1), (self._num_slots(), 1), (self._num_slots(), 1),
-            (self.num_scores, 1),
-            (self.num_scores, 2 * WARPS_PER_TILE * self.num_ctas), (self.num_scores, WARPS_PER_TILE * self.num_ctas),
-            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1),
-            (self.num_q_tiles, 1), (self.num_q_tiles, WARPS_PER_TILE), (self.num_q_tiles, 1),
-        )  # fmt: skip
+    def _barriers(self) -> dict[str, Barrier]:
+        """Who waits for whom: `full` says that something may be read, `empty` that it may be written again.
 
-    def _allocate_barriers(self, smem):
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
-
-    @cute.jit
-    def _init_barriers(self, bars: Barriers):
-        with arch.elect_one():
-            for field, (number, arrivals) in zip(bars, self._barrier_counts(), strict=True):
-                for i in range(number):
-                    arch.mbarrier_init(field + i, arrivals)
-        arch.mbarrier_init_fence()
+        Indexed by the Q tile, the slot, the S tile, or tile * 4 + warp. Loads announce their bytes.
+        """
+        tiles, scores, slots, rows = self.num_q_tiles, self.num_scores, self._num_slots(), WARPS_PER_TILE
+        warps = rows * self.num_ctas  # that the issuing warp waits for: those of every CTA that shares a product
+        return {
+            "q_full": Barrier(tiles, 1),  # a Q tile is loaded
+            "q_empty": Barrier(tiles, 1),  # the last product has read it (where O lies over it: O is stored)
+            "kv_full": Barrier(slots, 1),  # a tile of K or V is loaded
+            "kv_empty": Barrier(slots, 1),  # its product has read it
+            "s_full": Barrier(scores, 1),  # the scores are complete, and with them every earlier product of the tile
+            "p_ready": Barrier(scores, 2 * warps),  # three quarters of P stored, O rescaled by the correction
+            "p_last": Barrier(scores, warps),  # the last quarter of P is stored
+            "stats_full": Barrier(tiles * rows, 1),  # the rescale factors of a warp's 32 rows are written
+            "stats_empty": Barrier(tiles * rows, 1),  # ... and read
+            "o_full": Barrier(tiles, 1),  # the output accumulator is complete
+            "store_full": Barrier(tiles, rows),  # the output tile is in shared memory
+            "store_empty": Barrier(tiles, 1),  # ... and read by the TMA store
+        }
 
     @cute.jit
     def _tile_at(self, index, tiles: Tiles):

@@ -4,11 +4,6 @@ The roles of forward/sm100 with other ends: the rows of a tile are (query, head 
 16 bytes a lane by the correction warps; keys come from the sequence's place in a packed tensor, or from pages in boxes
 of 16 rows; a CTA takes one work item (two tiles of queries of one key head and sequence, and one share of their keys),
 which its first warp finds from the lengths alone. A second tile without rows, as in decoding, is left out by all roles.
-
-Who waits for whom, where it differs from forward/sm100:
-    q_full[tile] (4): the warps of the correction have gathered the tile.
-    v_landed (1 + bytes): the first V tile of the CTA, the only one that can reach beyond the sequence. Warp 15 zeroes
-        the rows there, which may hold NaN, and then completes kv_full of its slot.
 """
 
 from typing import NamedTuple, Optional
@@ -16,7 +11,7 @@ from typing import NamedTuple, Optional
 import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
@@ -39,6 +34,7 @@ from kernels_src.memory.swizzled_rows import chunk_columns
 from kernels_src.memory.value_tail import zero_rows
 from kernels_src.memory.varlen_output import store_tile_rows, zero_rows_of_output
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling.varlen_tiles import (
     find_sequence,
@@ -51,21 +47,6 @@ from kernels_src.softmax import correction
 
 TAIL_WARP = 15
 NOTHING, NO_KEYS, WORK = 0, 1, 2  # states of a CTA: no tile, a tile without a key, a tile with blocks of keys
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers, as in forward/sm100."""
-
-    q_full: cute.Pointer
-    kv_full: cute.Pointer
-    kv_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    p_last: cute.Pointer
-    stats_full: cute.Pointer
-    stats_empty: cute.Pointer
-    o_full: cute.Pointer
-    v_landed: cute.Pointer
 
 
 class Work(NamedTuple):
@@ -263,7 +244,7 @@ class ForwardSm100Packed(ForwardSm100):
         v_layout: cute.ComposedLayout,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         work = smem.allocate_tensor(Int32, cute.make_layout(len(Work._fields)), byte_alignment=16)
         stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
@@ -279,24 +260,24 @@ class ForwardSm100Packed(ForwardSm100):
         if warp == 0:
             self._find_work(tensors, problem)
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
         arch.sync_threads()
         if work[0] == WORK:
             self._run(warp, bars, tmem_pointer, stats, maps, tensors, problem, sQ, sK, sV)
         elif work[0] == NO_KEYS:
             self._write_rows_without_keys(tensors, problem)
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        return (
-            (self.num_q_tiles, WARPS_PER_TILE), (self._num_slots(), 1), (self._num_slots(), 1), (self.num_scores, 1),
-            (self.num_scores, 2 * WARPS_PER_TILE), (self.num_scores, WARPS_PER_TILE),
-            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles, 1),
-            (1, 1),
-        )  # fmt: skip
-
-    def _allocate_barriers(self, smem):
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
+    def _barriers(self) -> dict[str, Barrier]:
+        """As ForwardSm100; a CTA takes one work item, so no Q or O tile is used twice."""
+        used = dict(super()._barriers())
+        for name in ("q_empty", "store_full", "store_empty"):
+            del used[name]
+        return used | {
+            "q_full": Barrier(self.num_q_tiles, WARPS_PER_TILE),  # the warps of the correction have gathered a tile
+            # The first V tile is loaded, the only one that can reach beyond the sequence. Warp 15 zeroes the rows
+            # there, which may hold NaN, and then completes kv_full of its slot.
+            "v_landed": Barrier(1, 1),
+        }
 
     @cute.jit
     def _find_work(self, tensors: Tensors, problem: PackedProblem):
