@@ -293,10 +293,8 @@ KERNELS: tuple[Kernel, ...] = (
     _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_UP_TO_192, layout=_PACKED, split=_EITHER),
     _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, split=_EITHER, softcap=_ONLY),
     _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_64_AND_128, layout=_PACKED, sink=_ONLY),
-    _forward(
-        "fwd_sm100_varlen_hd256.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, split=_EITHER, softcap=_EITHER
-    ),
-    _forward("fwd_sm100_varlen_hd256.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, sink=_ONLY),
+    _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, split=_EITHER, softcap=_EITHER),
+    _forward("fwd_sm100_varlen.py.j2", _BLACKWELL, head_dims=_256, layout=_PACKED, sink=_ONLY),
     _backward("bwd_sm90.py.j2", _HOPPER, _UP_TO_128, cta_group=1),
     _backward("bwd_sm90_hd256.py.j2", _HOPPER, ((192, 128), (256, 256)), cta_group=1),
     _backward("bwd_sm100.py.j2", _BLACKWELL, _UP_TO_128, cta_group=1),
