@@ -62,7 +62,6 @@ WIRINGS: Mapping[str, Wiring] = MappingProxyType(
         "fwd_sm100_2cta": _wiring("forward.sm100_2cta:ForwardSm100TwoCta", *_DENSE_SM100),
         "fwd_sm100_2cta_hd256": _wiring("forward.sm100_2cta_hd256:ForwardSm100Wide", *_DENSE_SM100),
         "fwd_sm100_varlen": _wiring("forward.sm100_varlen:ForwardSm100Packed", *_PACKED_SM100),
-        "fwd_sm100_varlen_hd256": _wiring("forward.sm100_varlen_hd256:ForwardSm100WidePacked", *_PACKED_SM100),
         "fwd_combine": _wiring("forward.combine:Combine", "symbol dtype head_dim_v"),
         "bwd_sm90": _wiring("backward.sm90:BackwardSm90", _BACKWARD_SM90, _ROLES_SM90),
         "bwd_sm90_hd256": _wiring(

@@ -15,16 +15,7 @@ Packed sequences: a CTA finds the sequence of its keys (scheduling.packed_tiles)
 each (scheduling.padded_tiles). Rows behind a sequence belong to another, so warp 14 puts zeros in their place before a
 product reads them, and dK and dV leave by rows.
 
-Who waits for whom (arrivals that complete a phase):
-    k_full, v_full (1 + bytes): K, V loaded.
-    q_full[slot] (1 + bytes), q_empty[slot] (9): Q and lse_log2 loaded / read by dK, lse_log2 read by 8 compute warps.
-    do_full[slot] (1 + bytes), do_empty[slot] (9): the same for dO and dpsum.
-    s_full (1): S^T complete. p_ready (8): P^T stored, over S^T.
-    dp_full (1): dP^T complete. ds_ready (8): dS^T stored over dP^T, and to shared memory.
-    dq_full (1): dQ complete, dS read. dq_empty (4): dQ read from tensor memory.
-    dv_full, dk_full (1): accumulators complete, once.
-    k_landed, v_landed, q_landed[slot], do_landed[slot] (1 + bytes): packed sequences only, in place of the `full` ones,
-        which then count the arrival of warp 14 (1).
+Who waits for whom: `BackwardSm100._barriers`.
 Every tensor-memory access that crosses threads has its tcgen05 fences; every generic write that the copy engine or the
 tensor core reads has its proxy fence.
 Source: FlashAttention-2 (arXiv 2307.08691) algorithm 2; FlashAttention-4 (arXiv 2603.05451), backward pass.
@@ -36,7 +27,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import LayoutEnum
@@ -47,6 +38,7 @@ from kernels_src.masking.query_range import query_range
 from kernels_src.memory import value_tail
 from kernels_src.memory.tmem_layout import backward_tmem
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive, multiply, operand_a_at
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import padded_tiles, single_tile, turns, varlen_tiles
 from kernels_src.softmax import correction, gradients, score_rows
@@ -65,29 +57,6 @@ WARP = 32
 TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
 LOG2_E = 1.4426950408889634
 NO_QUERY = 1 << 30  # first visible query of a key beyond the sequence
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers; add the slot where there are several."""
-
-    k_full: cute.Pointer
-    v_full: cute.Pointer
-    q_full: cute.Pointer
-    q_empty: cute.Pointer
-    do_full: cute.Pointer
-    do_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    dp_full: cute.Pointer
-    ds_ready: cute.Pointer
-    dq_full: cute.Pointer
-    dq_empty: cute.Pointer
-    dv_full: cute.Pointer
-    dk_full: cute.Pointer
-    k_landed: object
-    v_landed: object
-    q_landed: object
-    do_landed: object
 
 
 class Problem(NamedTuple):
@@ -402,13 +371,13 @@ class BackwardSm100:
         tiles: Tiles,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         shared = self._allocate_tiles(smem)
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
             arch.alloc_tmem(self.tmem.num_columns, tmem_pointer)
         if warp == LOAD_WARP:
             for tensor_map in (maps.q, maps.k, maps.v, maps.do, maps.dq, maps.dk, maps.dv):
@@ -476,27 +445,33 @@ class BackwardSm100:
             dpsum=vector(self.do_stages),
         )
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        return (
-            (1, 1), (1, 1), (self.q_stages, 1), (self.q_stages, 1 + COMPUTE_WARPS),
-            (self.do_stages, 1), (self.do_stages, 1 + COMPUTE_WARPS),
-            (1, 1), (1, COMPUTE_WARPS), (1, 1), (1, COMPUTE_WARPS), (1, 1), (1, WARPS_PER_GROUP), (1, 1), (1, 1),
-            *((1, 1), (1, 1), (self.q_stages, 1), (self.do_stages, 1)) * self.is_packed,
-        )  # fmt: skip
+    def _barriers(self) -> dict[str, Barrier]:
+        """Who waits for whom: `full` says that something may be read, `empty` that it may be written again.
 
-    def _allocate_barriers(self, smem) -> Barriers:
-        used = [smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()]
-        return Barriers(*used, *[None] * (len(Barriers._fields) - len(used)))
-
-    @cute.jit
-    def _init_barriers(self, bars: Barriers):
-        with arch.elect_one():
-            for field, (number, arrivals) in zip(bars, self._barrier_counts()):
-                if const_expr(number > 0):
-                    for i in range(number):
-                        arch.mbarrier_init(field + i, arrivals)
-        arch.mbarrier_init_fence()
+        Indexed by the slot where there are several. Loads announce their bytes: to `landed` in packed sequences, whose
+        `full` is then the arrival of warp 14.
+        """
+        landed, q_slots, do_slots, warps = int(self.is_packed), self.q_stages, self.do_stages, COMPUTE_WARPS
+        return {
+            "k_full": Barrier(1, 1),  # K is loaded
+            "v_full": Barrier(1, 1),  # V is loaded
+            "q_full": Barrier(q_slots, 1),  # Q and lse_log2 are loaded
+            "q_empty": Barrier(q_slots, 1 + warps),  # ... and read: Q by dK, lse_log2 by the compute warps
+            "do_full": Barrier(do_slots, 1),  # dO and dpsum are loaded
+            "do_empty": Barrier(do_slots, 1 + warps),  # ... and read: dO by dV, dpsum by the compute warps
+            "s_full": Barrier(1, 1),  # S^T is complete
+            "p_ready": Barrier(1, warps),  # P^T is stored, over S^T
+            "dp_full": Barrier(1, 1),  # dP^T is complete
+            "ds_ready": Barrier(1, warps),  # dS^T is stored over dP^T, and to shared memory
+            "dq_full": Barrier(1, 1),  # dQ is complete and dS read
+            "dq_empty": Barrier(1, WARPS_PER_GROUP),  # dQ is read from tensor memory
+            "dv_full": Barrier(1, 1),  # dV is complete, once
+            "dk_full": Barrier(1, 1),  # dK is complete, once
+            "k_landed": Barrier(landed, 1),
+            "v_landed": Barrier(landed, 1),
+            "q_landed": Barrier(landed * q_slots, 1),
+            "do_landed": Barrier(landed * do_slots, 1),
+        }
 
     @cute.jit
     def _work(self, problem: Problem, tiles: Tiles) -> Work:

@@ -13,13 +13,7 @@ P takes the first half of S, as soon as all of S is in registers; the second hal
 while P is still being computed.
 
 Every barrier that the issuing warp waits for lies in CTA 0, the leader, and counts both CTAs; products are issued by
-the leader alone and their commits arrive in both. Barriers besides those of the one-CTA kernel, or different:
-    q, qt, do, dot, k, v, kt: `full` in the leader (bytes of both CTAs); `empty` in either (1).
-    lse_full, dpsum_full (1 + bytes), lse_empty, dpsum_empty (8): each CTA's own copy of the per-query vectors.
-    s_read (8, leader): the warps whose half of S is reused have it in registers.
-    exchange_full (1 + bytes): the peer's part of dS has landed here. exchange_ready (2, leader): in both CTAs.
-    v_landed, kt_landed, q_landed, qt_landed, do_landed, dot_landed (1 + bytes): packed sequences only, each CTA's own;
-        the `full` ones then count the arrivals of warp 15 of both CTAs (2).
+the leader alone and their commits arrive in both. Who waits for whom: `BackwardSm100TwoCta._barriers`.
 """
 
 from typing import NamedTuple
@@ -28,7 +22,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int16, Int32, Int64, const_expr
+from cutlass import Float32, Int16, Int32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import LayoutEnum
@@ -56,6 +50,7 @@ from kernels_src.backward.sm100 import (
 from kernels_src.integers import maximum, select
 from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply, operand_a_at
 from kernels_src.pipelines import named_barriers
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import turns, varlen_tiles
 from kernels_src.softmax import correction
@@ -68,43 +63,6 @@ LEADER = 0
 BOTH = 3  # mask of a commit that arrives in both CTAs
 PART = TILE_N * HALF  # elements of the dS of one CTA's keys for the queries of one CTA
 STAGING = 2  # the part of shared dS that waits to be sent
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers."""
-
-    k_full: cute.Pointer
-    kt_full: cute.Pointer
-    v_full: cute.Pointer
-    q_full: cute.Pointer
-    q_empty: cute.Pointer
-    qt_full: cute.Pointer
-    qt_empty: cute.Pointer
-    do_full: cute.Pointer
-    do_empty: cute.Pointer
-    dot_full: cute.Pointer
-    dot_empty: cute.Pointer
-    lse_full: cute.Pointer
-    lse_empty: cute.Pointer
-    dpsum_full: cute.Pointer
-    dpsum_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    dp_full: cute.Pointer
-    ds_ready: cute.Pointer
-    exchange_full: cute.Pointer
-    exchange_ready: cute.Pointer
-    dq_full: cute.Pointer
-    dq_empty: cute.Pointer
-    dv_full: cute.Pointer
-    dk_full: cute.Pointer
-    s_read: cute.Pointer
-    v_landed: object
-    kt_landed: object
-    q_landed: object
-    qt_landed: object
-    do_landed: object
-    dot_landed: object
 
 
 class Maps(NamedTuple):
@@ -360,13 +318,13 @@ class BackwardSm100TwoCta(BackwardSm100):
         tiles: Tiles,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         shared = self._allocate_tiles(smem)
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
             arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=True)
         if warp == LOAD_WARP:
             for tensor_map in (
@@ -462,21 +420,49 @@ class BackwardSm100TwoCta(BackwardSm100):
             dpsum=vector(),
         )
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        once = (1, 1)
-        loaded = (1, PAIR) if self.is_packed else once
-        vectors = [once, (1, COMPUTE_WARPS)] * 2
-        from_compute = (1, PAIR * COMPUTE_WARPS)
-        return (
-            once, *[loaded] * 2, *[loaded, once] * 4, *vectors, *[once, from_compute] * 2, once, (1, PAIR),
-            once, (1, PAIR * WARPS_PER_GROUP), once, once, (1, PAIR * WARPS_PER_GROUP),
-            *[(int(self.is_packed), 1)] * 6,
-        )  # fmt: skip
+    def _barriers(self) -> dict[str, Barrier]:
+        """Who waits for whom: `full` says that something may be read, `empty` that it may be written again.
 
-    def _allocate_barriers(self, smem) -> Barriers:
-        counts = self._barrier_counts()
-        return Barriers(*[smem.allocate_array(Int64, number) if number else None for number, _ in counts])
+        Those of loaded tiles, of P and dS, of dQ and exchange_ready lie in the leader and count both CTAs. Loads
+        announce their bytes: to `landed`, each CTA's own, in packed sequences, whose `full` is then the arrival of warp
+        15 of both CTAs.
+        """
+        landed, loaded = int(self.is_packed), PAIR if self.is_packed else 1
+        computed, read = PAIR * COMPUTE_WARPS, PAIR * WARPS_PER_GROUP
+        return {
+            "k_full": Barrier(1, 1),  # K is loaded
+            "kt_full": Barrier(1, loaded),  # K^T is loaded
+            "v_full": Barrier(1, loaded),  # V is loaded
+            "q_full": Barrier(1, loaded),  # Q is loaded
+            "q_empty": Barrier(1, 1),  # ... and read by its product
+            "qt_full": Barrier(1, loaded),  # Q^T is loaded
+            "qt_empty": Barrier(1, 1),  # ... and read
+            "do_full": Barrier(1, loaded),  # dO is loaded
+            "do_empty": Barrier(1, 1),  # ... and read
+            "dot_full": Barrier(1, loaded),  # dO^T is loaded
+            "dot_empty": Barrier(1, 1),  # ... and read
+            "lse_full": Barrier(1, 1),  # lse_log2 is loaded, each CTA's own copy
+            "lse_empty": Barrier(1, COMPUTE_WARPS),  # ... and read
+            "dpsum_full": Barrier(1, 1),  # dpsum is loaded, each CTA's own copy
+            "dpsum_empty": Barrier(1, COMPUTE_WARPS),  # ... and read
+            "s_full": Barrier(1, 1),  # S^T is complete
+            "p_ready": Barrier(1, computed),  # P^T is stored, over the first half of S^T
+            "dp_full": Barrier(1, 1),  # dP^T is complete
+            "ds_ready": Barrier(1, computed),  # dS^T is stored, to tensor and to shared memory
+            "exchange_full": Barrier(1, 1),  # the peer's part of dS has landed in this CTA
+            "exchange_ready": Barrier(1, PAIR),  # ... in both
+            "dq_full": Barrier(1, 1),  # dQ is complete and dS read
+            "dq_empty": Barrier(1, read),  # dQ is read from tensor memory
+            "dv_full": Barrier(1, 1),  # dV is complete, once
+            "dk_full": Barrier(1, 1),  # dK is complete, once
+            "s_read": Barrier(1, read),  # the warps whose half of S is reused have it in registers
+            "v_landed": Barrier(landed, 1),
+            "kt_landed": Barrier(landed, 1),
+            "q_landed": Barrier(landed, 1),
+            "qt_landed": Barrier(landed, 1),
+            "do_landed": Barrier(landed, 1),
+            "dot_landed": Barrier(landed, 1),
+        }
 
     def _landing(self, bars, name: str):
         """Where the bytes of an operand are counted."""

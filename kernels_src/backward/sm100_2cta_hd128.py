@@ -6,13 +6,6 @@ the other CTA, runs beside the exponentials.
 
 Order of products for query tiles t: S(t+1), dK(t), dP(t+1), dQ(t), dV(t+1). What may be late without a gap in the
 products: P(t+1) until dQ(t) is done, dS(t+1) until S(t+2) is, the exchange of dS(t+1) until dP(t+2) is.
-
-Barriers besides those of backward/sm100_2cta, or different:
-    s_read: dQ may take the second half of S.
-    ds_ready: dS is in tensor memory, for dK; it goes to shared memory after that, where dQ may still read the last.
-    exchange_ready (10, leader): as in two_cta (2), and the warps with the CTA's own part of dS have stored it (8).
-    dq_full: besides, the dS in shared memory is read.
-    qt_empty, qt_full: Q^T is loaded behind the next tile's Q, the order in which their places become free.
 """
 
 import cutlass
@@ -21,9 +14,10 @@ from cutlass import Float32, Int32
 from cutlass.cute import arch
 
 from kernels_src.backward.sm100 import FRAGMENT, HALF, TILE_M, WARPS_PER_GROUP
-from kernels_src.backward.sm100_2cta import PAIR, BackwardSm100TwoCta, Barriers, _commit, _rank
+from kernels_src.backward.sm100_2cta import PAIR, BackwardSm100TwoCta, _commit, _rank
 from kernels_src.memory.tmem_2cta import pipelined_backward_tmem
 from kernels_src.mma.umma import fence_after_wait, fence_before_arrive
+from kernels_src.pipelines.barriers import Barrier
 from kernels_src.softmax import correction, gradients
 
 
@@ -46,9 +40,16 @@ class BackwardSm100Pipelined(BackwardSm100TwoCta):
         queries = (tile(layout, self.dtype) for layout in (layouts.q, layouts.q_t, layouts.do, layouts.do_t))
         return (*queries, tile(layouts.dq, Float32))
 
-    def _barrier_counts(self):
-        counts = Barriers(*super()._barrier_counts())
-        return counts._replace(exchange_ready=(1, PAIR + PAIR * WARPS_PER_GROUP))
+    def _barriers(self) -> dict[str, Barrier]:
+        """As BackwardSm100TwoCta, and further:
+
+        s_read: dQ may take the second half of S.
+        ds_ready: dS is in tensor memory, for dK; it goes to shared memory after that, where dQ may still read the last.
+        dq_full: besides, the dS in shared memory is read.
+        qt_empty, qt_full: Q^T is loaded behind the next tile's Q, the order in which their places become free.
+        """
+        stored = PAIR * WARPS_PER_GROUP  # the warps with a CTA's own part of dS have stored it
+        return super()._barriers() | {"exchange_ready": Barrier(1, PAIR + stored)}
 
     # --- load -------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ Order of products for a tile: S, dP, dK, dV, dQ. dK stands before dV, whose dO^T
 of dS, which dV covers. (Orders with dQ beside the next tile's exponentials leave the loads of Q too little time, and
 were slower in the timing model.)
 
-Barriers besides those of backward/sm100_2cta, or different:
-    s_read (8, leader): the warps whose half of S lies under dP have read it.
+Barriers of `BackwardSm100TwoCta._barriers` that say something else here:
+    s_read: the warps whose half of S lies under dP have read it.
     qt_empty: Q may come; q_empty: Q^T may. dot_empty: dO may come; do_empty: dO^T may.
 """
 

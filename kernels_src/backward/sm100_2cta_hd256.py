@@ -24,15 +24,8 @@ Packed sequences: a CTA finds the sequence of its rows (scheduling.packed_tiles)
 each (scheduling.padded_tiles). Rows of B operands behind a sequence belong to another, so warp 11 puts zeros in their
 place before a product reads them; rows of A operands reach only rows of the gradient that nobody stores.
 
-Who waits for whom (arrivals that complete a phase). Barriers that the issuing warp waits for lie in the leader and
-count both CTAs; its commits arrive in both.
-    own_full[2] (1 + bytes): A, A' loaded.
-    ring_full[slot] (1 + bytes), ring_empty[slot] (1): a slot of the ring loaded / read by its product.
-    statistics_full[slot] (1 + bytes), statistics_empty[slot] (8): lse_log2 and dpsum of a tile, each CTA's own.
-    scores_full[tile] (1): scores complete. scores_done[tile] (16): P stored over them, or they are in registers.
-    dscores_full (1): dP complete. dscores_done (16): dS stored over it.
-    gradient_full (1): the gradient complete, once.
-    ring_landed[slot] (1 + bytes): packed sequences only, each CTA's own; ring_full then counts both warps 11 (2).
+Barriers that the issuing warp waits for lie in the leader and count both CTAs; its commits arrive in both. Who waits
+for whom: `_Gradient._barriers`.
 Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2; FlashAttention-4 (arXiv 2603.05451), the pairs of CTAs.
 """
 
@@ -42,7 +35,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.utils import LayoutEnum
@@ -68,6 +61,7 @@ from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL, block_range
 from kernels_src.memory import value_tail
 from kernels_src.memory.tmem_layout import TMEM_COLUMNS
 from kernels_src.mma.umma import accumulator_at, fence_after_wait, fence_before_arrive, multiply, operand_a_at
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import padded_tiles, single_tile, varlen_tiles
 from kernels_src.softmax import correction, gradients, score_rows
@@ -103,22 +97,6 @@ def columns_of(score_tiles: int, has_dscores: bool, head_dim: int) -> Columns:
     if used > TMEM_COLUMNS:
         raise ValueError(f"{score_tiles} tiles of scores and head_dim {head_dim} need {used} tensor-memory columns")
     return Columns(0, dscores, gradient, 1 << (used - 1).bit_length())
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers; add the slot where there are several."""
-
-    own_full: cute.Pointer
-    ring_full: cute.Pointer
-    ring_empty: cute.Pointer
-    scores_full: cute.Pointer
-    scores_done: cute.Pointer
-    gradient_full: cute.Pointer
-    dscores_full: object
-    dscores_done: object
-    statistics_full: object
-    statistics_empty: object
-    ring_landed: object
 
 
 class Map(NamedTuple):
@@ -313,13 +291,13 @@ class _Gradient(BackwardSm100TwoCta):
     @cute.kernel
     def kernel(self, maps: Maps, dpsum: cute.Tensor, lse_log2: cute.Tensor, rows, problem: Problem, tiles: Tiles):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         shared = self._allocate_tiles(smem)
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
             arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=True)
         if warp == LOAD_WARP:
             for tensor_map in maps:
@@ -380,18 +358,27 @@ class _Gradient(BackwardSm100TwoCta):
 
         return Shared(own=tile(layouts.own), ring=tile(layouts.rows), statistics=statistics)
 
-    def _barrier_counts(self):
-        statistics = STATISTICS_SLOTS * self.columns_are_queries
-        return (
-            (1 + self.has_dscores, 1), (self.slots, PAIR if self.is_packed else 1), (self.slots, 1),
-            (self.score_tiles, 1),
-            (self.score_tiles, BOTH_WARPS), (1, 1), (int(self.has_dscores), 1), (int(self.has_dscores), BOTH_WARPS),
-            (statistics, 1), (statistics, COMPUTE_WARPS), (self.slots * self.is_packed, 1),
-        )  # fmt: skip
+    def _barriers(self) -> dict[str, Barrier]:
+        """Who waits for whom: `full` says that something may be read, `empty` that it may be written again.
 
-    def _allocate_barriers(self, smem) -> Barriers:
-        counts = self._barrier_counts()
-        return Barriers(*[smem.allocate_array(Int64, number) if number else None for number, _ in counts])
+        Indexed by the operand, the slot or the tile. Loads announce their bytes: to `ring_landed`, each CTA's own, in
+        packed sequences, whose ring_full is then the arrival of warp 11 of both CTAs.
+        """
+        slots, tiles, dscores = self.slots, self.score_tiles, int(self.has_dscores)
+        statistics = STATISTICS_SLOTS * self.columns_are_queries
+        return {
+            "own_full": Barrier(1 + dscores, 1),  # A and A' are loaded
+            "ring_full": Barrier(slots, PAIR if self.is_packed else 1),  # a slot of the ring is loaded
+            "ring_empty": Barrier(slots, 1),  # ... and read by its product
+            "scores_full": Barrier(tiles, 1),  # the scores are complete
+            "scores_done": Barrier(tiles, BOTH_WARPS),  # P is stored over them, or they are in registers
+            "gradient_full": Barrier(1, 1),  # the gradient is complete, once
+            "dscores_full": Barrier(dscores, 1),  # dP is complete
+            "dscores_done": Barrier(dscores, BOTH_WARPS),  # dS is stored over it
+            "statistics_full": Barrier(statistics, 1),  # lse_log2 and dpsum of a tile are loaded, each CTA's own
+            "statistics_empty": Barrier(statistics, COMPUTE_WARPS),  # ... and read
+            "ring_landed": Barrier(slots * self.is_packed, 1),
+        }
 
     def _score_place(self, turn):
         """(tile of scores, parity of its use) of a tile of columns."""

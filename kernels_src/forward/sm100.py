@@ -6,15 +6,7 @@ matrix products, 13 stores, 14 loads, 15 idles. Scores, probabilities and output
 (memory/tmem_layout.py); K and V share a ring of shared-memory slots where they are of one size.
 Source: FlashAttention-4 (arXiv 2603.05451) for the roles, the two tiles and the correction.
 
-Who waits for whom (arrivals that complete a phase):
-    q_full[tile] (1 + bytes), q_empty[tile] (1): Q tile loaded / last read by a product (stored, where O lies over it).
-    kv_full[slot] (1 + bytes), kv_empty[slot] (1): the same for the slots of K and V.
-    s_full[tile] (1): scores complete, and with them every earlier product of the tile.
-    p_ready[tile] (8): first three quarters of P stored (4 softmax warps), O free or rescaled (4 correction warps).
-    p_last[tile] (4): last quarter of P stored.
-    stats_full[tile][warp], stats_empty[tile][warp] (1): rescale factor of the warp's 32 rows written / read.
-    o_full[tile] (1): output accumulator complete.
-    store_full[tile] (4), store_empty[tile] (1): output tile in shared memory / read by the copy engine.
+Who waits for whom: `ForwardSm100._barriers`.
 Every tensor-memory access that crosses threads has its tcgen05 fences; every generic write that the copy engine or the
 tensor core reads has its proxy fence.
 """
@@ -30,12 +22,13 @@ from cutlass.cute import arch
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import LayoutEnum
 
+from kernels_src.forward.ctas import OneCta, arrive_warp
+from kernels_src.forward.score_tiles import OwnTiles
 from kernels_src.masking import causal, seqlen, sliding_window
 from kernels_src.masking.block_range import CAUSAL, FULL, LOCAL, block_range
 from kernels_src.memory.tmem_layout import forward_tmem
 from kernels_src.mma.umma import (
     accumulator_at,
-    commit,
     fence_after_wait,
     fence_before_arrive,
     held,
@@ -46,6 +39,7 @@ from kernels_src.mma.umma import (
     shared_operand,
     tensor_operand,
 )
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling import longest_first, single_tile
 from kernels_src.softmax import correction, score_rows
@@ -55,29 +49,12 @@ from kernels_src.softmax.softcap import cap_factor, cap_scores
 NUM_THREADS = 512
 TILE_M = 128
 LAUNCH_REGISTERS = 128  # of each of the 512 threads
-NUM_TILES = 2
-SOFTMAX_WARPS, CORRECTION_WARP, MMA_WARP, STORE_WARP, LOAD_WARP = 8, 8, 12, 13, 14
+NUM_SCORES = 2  # S tiles in tensor memory
+CORRECTION_WARP, MMA_WARP, STORE_WARP, LOAD_WARP = 8, 12, 13, 14
 WARPS_PER_TILE = 4
 STORE_COLUMNS = 16  # columns of P converted and stored at a time: as many packed registers as it has pairs
 TMEM_LANE = 65536  # step of a tensor-memory address from lane to lane
 LOG2_E = 1.4426950408889634
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers; add the tile, the slot, or tile * 4 + warp."""
-
-    q_full: cute.Pointer
-    q_empty: cute.Pointer
-    kv_full: cute.Pointer
-    kv_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    p_last: cute.Pointer
-    stats_full: cute.Pointer
-    stats_empty: cute.Pointer
-    o_full: cute.Pointer
-    store_full: cute.Pointer
-    store_empty: cute.Pointer
 
 
 class Problem(NamedTuple):
@@ -200,22 +177,27 @@ class ForwardSm100:
         self.out_dtype = BFloat16 if self.is_fp8 else dtype
         self.mma_k = 256 // dtype.width  # an instruction sums over 32 bytes
         self.order, self.persistent = order, persistent
-        self.tmem = forward_tmem(self.num_q_tiles, tile_n, head_dim_v, self.num_scores)
+        self.tmem = forward_tmem(self.num_q_tiles, tile_n, head_dim_v, NUM_SCORES)
         self.kernel.set_name_prefix(symbol, remove_cutlass_symbol=True, keep_mangled_name=False)
 
-    num_q_tiles = num_scores = NUM_TILES  # Q tiles of a CTA, and S tiles in tensor memory
-    num_ctas, group, cluster = 1, tcgen05.CtaGroup.ONE, {}  # that share a product, as the DSL and a launch spell it
+    ctas = OneCta()
+    scores = OwnTiles()
+
+    @property
+    def num_q_tiles(self) -> int:
+        """Q tiles of a CTA."""
+        return self.scores.num_q_tiles
 
     @property
     def mma_m(self) -> int:
         """Query rows of a product: a Q tile of every CTA that shares it."""
-        return TILE_M * self.num_ctas
+        return TILE_M * self.ctas.count
 
     @property
     def k_parts(self) -> int:
         """Parts of 64 columns in which a K tile comes and goes. More than one where K and V do not share slots and too
         few whole tiles fit: then V has two slots, and a part of the next K tile comes while this one is in use."""
-        is_split = not self.shares_ring and self.num_ctas == 1 and self.issues_chains
+        is_split = not self.shares_ring and self.ctas.count == 1 and self.issues_chains
         return self.head_dim // 64 if is_split else 1
 
     @property
@@ -227,7 +209,8 @@ class ForwardSm100:
     def issues_chains(self) -> bool:
         """Whether products are issued in chains (mma.umma.multiply_chain), which are of 16-bit types. Windows and
         caps leave no registers for that."""
-        return self.mask != LOCAL and not self.has_softcap and not self.is_fp8
+        has_registers = self.mask != LOCAL and not self.has_softcap and not self.is_fp8
+        return has_registers or self.num_q_tiles == 1
 
     @property
     def is_short_of_registers(self) -> bool:
@@ -265,7 +248,7 @@ class ForwardSm100:
     ):
         batch, seqlen_q, num_heads, _ = q.shape
         seqlen_k, num_heads_kv = k.shape[1], k.shape[2]
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
         layouts = self._smem_layouts(mma_qk, mma_pv)
         maps = self._maps(q, k, v, out, mma_qk, mma_pv, layouts)
         tiles = self._tiles(batch, seqlen_q, seqlen_k, num_heads, num_heads_kv)
@@ -280,14 +263,14 @@ class ForwardSm100:
         )
         clusters = tiles.num_tiles
         if const_expr(self.persistent):
-            clusters = cutlass.min(clusters, cutlass.max(num_sms // self.num_ctas, 1))
+            clusters = cutlass.min(clusters, cutlass.max(num_sms // self.ctas.count, 1))
         descales = Descales(q_descale, k_descale, v_descale) if const_expr(self.is_fp8) else None
         self.kernel(maps, lse, sink, descales, problem, tiles, *layouts).launch(
-            grid=(clusters * self.num_ctas, 1, 1),
+            grid=(clusters * self.ctas.count, 1, 1),
             block=(NUM_THREADS, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
-            **self.cluster,
+            **self.ctas.cluster,
         )
 
     def _scales(self, softmax_scale, softcap):
@@ -296,19 +279,19 @@ class ForwardSm100:
             return softcap * Float32(LOG2_E), cap_factor(softmax_scale, softcap)
         return softmax_scale * Float32(LOG2_E), None
 
-    def _mma_qk(self):
+    def mma_qk(self):
         """S = Q K^T: both operands from shared memory. Made anew wherever products are issued: an instruction's
         accumulate flag is state, and state must not leave a loop of the device code."""
         return blackwell.make_trivial_tiled_mma(
             self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32,
-            self.group, (self.mma_m, self.tile_n), tcgen05.OperandSource.SMEM,
+            self.ctas.group, (self.mma_m, self.tile_n), tcgen05.OperandSource.SMEM,
         )  # fmt: skip
 
-    def _mma_pv(self):
+    def mma_pv(self):
         """O += P V: P from tensor memory, V from shared memory with the head dimension contiguous."""
         return blackwell.make_trivial_tiled_mma(
             self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32,
-            self.group, (self.mma_m, self.head_dim_v), tcgen05.OperandSource.TMEM,
+            self.ctas.group, (self.mma_m, self.head_dim_v), tcgen05.OperandSource.TMEM,
         )  # fmt: skip
 
     def _smem_layouts(self, mma_qk, mma_pv):
@@ -334,8 +317,8 @@ class ForwardSm100:
 
         rows = [1, 3, 2, 0]
         qk_tile, pv_tile = (self.mma_m, self.tile_n, self.head_dim), (self.mma_m, self.head_dim_v, self.tile_n)
-        load = cpasync.CopyBulkTensorTileG2SOp(self.group)
-        cluster = cute.tiled_divide(cute.make_layout((self.num_ctas, 1, 1)), (mma_qk.thr_id.shape,)).shape
+        load = cpasync.CopyBulkTensorTileG2SOp(self.ctas.group)
+        cluster = cute.tiled_divide(cute.make_layout((self.ctas.count, 1, 1)), (mma_qk.thr_id.shape,)).shape
         q_map = cute.nvgpu.make_tiled_tma_atom_A(
             load, reordered(q, rows), one_stage(layouts[0]), qk_tile, mma_qk, cluster
         )
@@ -390,7 +373,7 @@ class ForwardSm100:
         o_layout: cute.ComposedLayout,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         # Rescale factors, then row sums, of both tiles; row maxima behind them.
         stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
@@ -409,13 +392,13 @@ class ForwardSm100:
 
         warp = arch.make_warp_uniform(arch.warp_idx())
         if warp == MMA_WARP:
-            self._init_barriers(bars)
-            arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=self.num_ctas == 2)
+            initialise(self._barriers(), bars)
+            arch.alloc_tmem(self.tmem.num_columns, tmem_pointer, is_two_cta=self.ctas.count == 2)
         if warp == LOAD_WARP:
             for tensor_map in (maps.q, maps.k, maps.v, maps.out):
                 cpasync.prefetch_descriptor(tensor_map)
-        self._meet()
-        mma_pv = self._mma_pv()
+        self.ctas.meet()
+        mma_pv = self.mma_pv()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
         outputs = [accumulator_at(mma_pv, (self.mma_m, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
 
@@ -430,86 +413,47 @@ class ForwardSm100:
             self._correction_role(bars, stats, outputs, sO, lse, sink, descales, problem, tiles)
         else:
             arch.setmaxregister_decrease(self.registers[2])
-            if (warp == MMA_WARP) & self._is_issuing():
-                self._mma_role(bars, sQ, sK, sV, tmem, problem, tiles)
+            if (warp == MMA_WARP) & self.ctas.is_issuing():
+                if const_expr(self.num_q_tiles == 1):
+                    self._alternating_mma_role(bars, sQ, sK, sV, tmem, problem, tiles)
+                else:
+                    self._mma_role(bars, sQ, sK, sV, tmem, problem, tiles)
             elif warp == LOAD_WARP:
                 self._load_role(bars, maps, sQ, sK, sV, problem, tiles)
             elif warp == STORE_WARP:
                 self._store_role(bars, maps, sO, problem, tiles)
-        self._meet()
+        self.ctas.meet()
         if warp == MMA_WARP:
-            arch.relinquish_tmem_alloc_permit(is_two_cta=self.num_ctas == 2)
-            arch.dealloc_tmem(tmem, self.tmem.num_columns, is_two_cta=self.num_ctas == 2)
-
-    # What differs where two CTAs share every product (forward/sm100_2cta.py).
-
-    @cute.jit
-    def _meet(self):
-        """All warps, with what they have done in tensor memory."""
-        fence_before_arrive()
-        arch.sync_threads()
-        fence_after_wait()
-
-    def _rank(self):
-        """Which of the CTAs that share a product this is."""
-        return 0
-
-    def _is_issuing(self):
-        """Whether this CTA issues the products."""
-        return True
-
-    def _first_index(self):
-        """Number of the first work item of this CTA."""
-        return arch.block_idx()[0]
-
-    def _index_step(self):
-        """From a work item to the next one of this CTA."""
-        return arch.grid_dim()[0]
-
-    def _m_tile(self, m_block, i):
-        """Number of this CTA's Q tile `i`, of 128 rows, of work item row `m_block`."""
-        return m_block * self.num_q_tiles + i
-
-    # What differs where one Q tile has two S tiles (forward/sm100_2cta_hd256.py).
+            arch.relinquish_tmem_alloc_permit(is_two_cta=self.ctas.count == 2)
+            arch.dealloc_tmem(tmem, self.tmem.num_columns, is_two_cta=self.ctas.count == 2)
 
     def _is_correcting(self, warp):
         """Whether a warp that is not softmax corrects."""
-        return warp < MMA_WARP
+        return warp < MMA_WARP if self.num_q_tiles == 2 else (warp >= CORRECTION_WARP) & (warp < MMA_WARP)
 
-    def _score_place(self, i, block_count):
-        """(S tile of a block of Q tile `i`, parity of its barriers)."""
-        return i, block_count & 1
+    def _m_tile(self, m_block, i):
+        """Number of this CTA's Q tile `i`, of 128 rows, of work item row `m_block`."""
+        return self.ctas.own_tile(m_block * self.num_q_tiles + i)
 
-    def _scores_at(self, scores, place):
-        """The S tile that a softmax warpgroup reads."""
-        return scores
-
-    def _wait_product(self, bars, i, block_count):
-        """Blocks the correction until O holds the product of a block. Where S of a block comes after the product of
-        the one before, who has seen statistics of it knows that."""
-
-    def _wait_output(self, bars, i, turn, block_count):
-        """Blocks until O holds the last product of work item number `turn`, of block `block_count`."""
-        arch.mbarrier_wait(bars.o_full + i, turn & 1)
-
-    def _commit(self, barrier):
-        """Arrive on `barrier` when all products issued so far are complete."""
-        commit(barrier)
-
-    def _expect(self, barrier, num_bytes: int):
-        """The one arrival on a barrier that copies of `num_bytes` in this CTA complete. The whole warp calls."""
-        with arch.elect_one():
-            arch.mbarrier_arrive_and_expect_tx(barrier, num_bytes)
-
-    def _arrive_issuer(self, barrier):
-        """One arrival of the whole warp on a barrier that the issuing warp waits for."""
-        self._arrive_warp(barrier)
-
+    @cute.jit
     def _drain(self, bars, k_slot, v_slot, turn):
-        """What the load warp still waits for before the CTA leaves: nothing, where all commits are the CTA's own."""
+        """The load warp waits until every slot is free: a commit of the leader must not arrive in a CTA that has left.
+        Commits of a CTA's own cannot."""
+        if const_expr(self.ctas.count > 1):
+            for _ in cutlass.range_constexpr(self.k_stages):
+                arch.mbarrier_wait(bars.kv_empty + k_slot.stage, k_slot.phase ^ 1)
+                k_slot = k_slot.next(self.k_stages)
+            if const_expr(not self.shares_ring):
+                for _ in cutlass.range_constexpr(self.v_stages):
+                    arch.mbarrier_wait(bars.kv_empty + self._v_barrier(v_slot), v_slot.phase ^ 1)
+                    v_slot = v_slot.next(self.v_stages)
+            for i in cutlass.range_constexpr(self.num_q_tiles):
+                arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
 
     def _ring_sizes(self, kv_stages: int) -> tuple[int, int]:
         """Slots of K (of its parts) and of V, where their tiles differ in size. kv_stages: tiles K V K .. that fit."""
+        if self.ctas.count > 1:
+            return kv_stages - kv_stages // 2, kv_stages // 2
         if self.k_parts == 1:
             return kv_stages - 1, 1
         columns = (kv_stages - kv_stages // 2) * self.head_dim + kv_stages // 2 * self.head_dim_v
@@ -535,26 +479,27 @@ class ForwardSm100:
         """The slot of the first V tile of all."""
         return k_slot.next(self.v_stages) if self.shares_ring else Cursor(Int32(0), Int32(0))
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        return (
-            (self.num_q_tiles, 1), (self.num_q_tiles, 1), (self._num_slots(), 1), (self._num_slots(), 1),
-            (self.num_scores, 1),
-            (self.num_scores, 2 * WARPS_PER_TILE * self.num_ctas), (self.num_scores, WARPS_PER_TILE * self.num_ctas),
-            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1),
-            (self.num_q_tiles, 1), (self.num_q_tiles, WARPS_PER_TILE), (self.num_q_tiles, 1),
-        )  # fmt: skip
+    def _barriers(self) -> dict[str, Barrier]:
+        """Who waits for whom: `full` says that something may be read, `empty` that it may be written again.
 
-    def _allocate_barriers(self, smem):
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
-
-    @cute.jit
-    def _init_barriers(self, bars: Barriers):
-        with arch.elect_one():
-            for field, (number, arrivals) in zip(bars, self._barrier_counts(), strict=True):
-                for i in range(number):
-                    arch.mbarrier_init(field + i, arrivals)
-        arch.mbarrier_init_fence()
+        Indexed by the Q tile, the slot, the S tile, or tile * 4 + warp. Loads announce their bytes.
+        """
+        tiles, scores, slots, rows = self.num_q_tiles, NUM_SCORES, self._num_slots(), WARPS_PER_TILE
+        warps = rows * self.ctas.count  # that the issuing warp waits for: those of every CTA that shares a product
+        return {
+            "q_full": Barrier(tiles, 1),  # a Q tile is loaded
+            "q_empty": Barrier(tiles, 1),  # the last product has read it (where O lies over it: O is stored)
+            "kv_full": Barrier(slots, 1),  # a tile of K or V is loaded
+            "kv_empty": Barrier(slots, 1),  # its product has read it
+            "s_full": Barrier(scores, 1),  # the scores are complete, and with them every earlier product of the tile
+            "p_ready": Barrier(scores, 2 * warps),  # three quarters of P stored, O rescaled by the correction
+            "p_last": Barrier(scores, warps),  # the last quarter of P is stored
+            "stats_full": Barrier(tiles * rows, 1),  # the rescale factors of a warp's 32 rows are written
+            "stats_empty": Barrier(tiles * rows, 1),  # ... and read
+            "o_full": Barrier(tiles, 1),  # the output accumulator is complete
+            "store_full": Barrier(tiles, rows),  # the output tile is in shared memory
+            "store_empty": Barrier(tiles, 1),  # ... and read by the TMA store
+        }
 
     @cute.jit
     def _tile_at(self, index, tiles: Tiles):
@@ -585,7 +530,7 @@ class ForwardSm100:
     @cute.jit
     def _load_role(self, bars, maps, sQ, sK, sV, problem, tiles):
         """Warp 14: K0 Q0 Q1 V0 K1 V1 ... of every tile; the whole warp runs along, the DSL elects for each copy."""
-        index, turn = self._first_index(), Int32(0)
+        index, turn = self.ctas.first_index(), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
         v_bytes = self._bytes(self.tile_n, self.head_dim_v)
@@ -593,7 +538,7 @@ class ForwardSm100:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             kv_head = tile.head // tiles.heads_per_kv
-            thread_qk, thread_pv = self._mma_qk().get_slice(self._rank()), self._mma_pv().get_slice(self._rank())
+            thread_qk, thread_pv = self.mma_qk().get_slice(self.ctas.rank()), self.mma_pv().get_slice(self.ctas.rank())
             gQ = cute.local_tile(maps.q_coordinates, (self.mma_m, self.head_dim), (None, 0, tile.head, tile.batch))
             part_shape = (self.tile_n, self.part_columns)
             gK = cute.local_tile(maps.k_coordinates, part_shape, (None, None, kv_head, tile.batch))
@@ -605,7 +550,7 @@ class ForwardSm100:
             k_slot = self._fill_parts(bars, maps.k, gK, ks, block, k_slot)
             for i in cutlass.range_constexpr(self.num_q_tiles):
                 arch.mbarrier_wait(bars.q_empty + i, (turn & 1) ^ 1)
-                self._expect(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
+                self.ctas.expect(bars.q_full + i, self._bytes(TILE_M, self.head_dim))
                 cute.copy(
                     maps.q, gQ[None, tile.m_block * self.num_q_tiles + i], qs[None, i], tma_bar_ptr=bars.q_full + i
                 )
@@ -622,7 +567,7 @@ class ForwardSm100:
                 v_slot = self._next_v(k_slot, v_slot)
                 block = block - 1
             turn = turn + 1
-            index = index + self._index_step()
+            index = index + self.ctas.index_step()
         self._drain(bars, k_slot, v_slot, turn)
 
     def _k_slots(self, slot: Cursor):
@@ -647,7 +592,7 @@ class ForwardSm100:
     def _fill_slot(self, bars, atom, source, target, place, phase, num_bytes: cutlass.Constexpr[int]):
         """Copy one K or V tile into slot number `place` once its last reader is done."""
         arch.mbarrier_wait(bars.kv_empty + place, phase ^ 1)
-        self._expect(bars.kv_full + place, num_bytes // self.num_ctas)
+        self.ctas.expect(bars.kv_full + place, num_bytes // self.ctas.count)
         cute.copy(atom, source, target, tma_bar_ptr=bars.kv_full + place)
 
     # --- matrix products --------------------------------------------------------------------------------------------
@@ -655,12 +600,12 @@ class ForwardSm100:
     @cute.jit
     def _mma_role(self, bars, sQ, sK, sV, tmem, problem, tiles):
         """Warp 12: S = Q K^T of the next block goes out right behind O += P V of the same tile's last one."""
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
-        index, turn, block_count = self._first_index(), Int32(0), Int32(0)
+        index, turn, block_count = self.ctas.first_index(), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
-        queries = [self._operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
+        queries = [self.operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
@@ -674,12 +619,12 @@ class ForwardSm100:
             while remaining > 0:
                 k_slot = self._next_k(k_slot, v_slot)
                 keys = self._keys(fK, k_slot)
-                values = self._operand(fV[None, None, None, v_slot.stage])
+                values = self.operand(fV[None, None, None, v_slot.stage])
                 arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
                 for i in cutlass.range_constexpr(self.num_q_tiles):
                     self._issue_pv(bars, tmem, values, i, block_count, accumulate)
                     if const_expr(i == self.num_q_tiles - 1):
-                        self._commit(bars.kv_empty + self._v_barrier(v_slot))
+                        self.ctas.commit(bars.kv_empty + self._v_barrier(v_slot))
                     self._issue_qk(bars, tmem, queries[i], keys, i)
                 k_slot = self._k_slots(k_slot)[-1]
                 accumulate = Int32(1)
@@ -688,36 +633,55 @@ class ForwardSm100:
                 remaining = remaining - 1
             if const_expr(self.separate_output):
                 for i in cutlass.range_constexpr(self.num_q_tiles):
-                    self._commit(bars.q_empty + i)
-            last_values = self._operand(fV[None, None, None, v_slot.stage])
+                    self.ctas.commit(bars.q_empty + i)
+            last_values = self.operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
             for i in cutlass.range_constexpr(self.num_q_tiles):
                 self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
-                self._commit(bars.o_full + i)
-            self._commit(bars.kv_empty + self._v_barrier(v_slot))
+                self.ctas.commit(bars.o_full + i)
+            self.ctas.commit(bars.kv_empty + self._v_barrier(v_slot))
             k_slot = self._next_k(k_slot, v_slot)
             v_slot = self._next_v(k_slot, v_slot)
             block_count = block_count + 1
             turn = turn + 1
-            index = index + self._index_step()
+            index = index + self.ctas.index_step()
 
-    def _operand(self, fragment):
+    @cute.jit
+    def _alternating_mma_role(self, bars, sQ, sK, sV, tmem, problem, tiles):
+        """Warp 12 where one Q tile has two S tiles."""
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
+        fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
+        index, turn, block_count = self.ctas.first_index(), Int32(0), Int32(0)
+        k_slot = Cursor(Int32(0), Int32(0))
+        queries = self.operand(fQ[None, None, None, 0])
+        while index < tiles.num_tiles:
+            tile = self._tile_at(index, tiles)
+            blocks = self._blocks(tile.m_block, problem)
+            num_blocks = blocks.end - blocks.begin
+            arch.mbarrier_wait(bars.q_full, turn & 1)
+            k_slot, block_count = self.scores.multiply_blocks(
+                self, bars, tmem, queries, fK, fV, k_slot, block_count, num_blocks
+            )
+            turn = turn + 1
+            index = index + self.ctas.index_step()
+
+    def operand(self, fragment):
         """One stage of an operand in shared memory, for _issue."""
         return shared_operand(fragment) if self.issues_chains else fragment
 
-    def _issue(self, mma, column: int, tmem, a, b, begin: int, end: int, accumulate):
+    def issue(self, mma, column: int, tmem, a, b, begin: int, end: int, accumulate):
         """The accumulator at `column` (+)= A B over k-steps [begin, end)."""
         n = mma.shape_mnk[1]
         if self.issues_chains:
             descriptor = instruction_descriptor(self.dtype, self.mma_m, n, mma.op.b_major_mode == OperandMajorMode.MN)
-            multiply_chain(tmem.toint() + column, a, b, begin, end, accumulate, descriptor, self.num_ctas)
+            multiply_chain(tmem.toint() + column, a, b, begin, end, accumulate, descriptor, self.ctas.count)
         else:
             keep = accumulate if isinstance(accumulate, int) else accumulate != 0
             multiply(mma, accumulator_at(mma, (self.mma_m, n), tmem, column), a, b, begin, end, keep)
 
     def _keys(self, fK, slot: Cursor):
         """(slot, operand) of every part of a K tile."""
-        return [(part, self._operand(fK[None, None, None, part.stage])) for part in self._k_slots(slot)]
+        return [(part, self.operand(fK[None, None, None, part.stage])) for part in self._k_slots(slot)]
 
     def _issue_qk(self, bars, tmem, queries, keys, i: int):
         """S[i] = Q[i] K^T. The first tile's product waits for K, the last one's releases it."""
@@ -729,20 +693,20 @@ class ForwardSm100:
                 own = queries._replace(steps=queries.steps[part * steps : (part + 1) * steps])
             else:
                 own = queries
-            self._issue(self._mma_qk(), self.tmem.scores[i], tmem, own, operand, 0, steps, int(part > 0))
+            self.issue(self.mma_qk(), self.tmem.scores[i], tmem, own, operand, 0, steps, int(part > 0))
             if part == self.k_parts - 1:
-                self._commit(bars.s_full + i)
+                self.ctas.commit(bars.s_full + i)
             if i == self.num_q_tiles - 1:
-                self._commit(bars.kv_empty + slot.stage)
+                self.ctas.commit(bars.kv_empty + slot.stage)
 
     def _issue_pv(self, bars, tmem, values, i: int, block_count, accumulate):
         """O[i] (+)= P[i] V."""
         columns = self.tmem.probabilities[i], self.tmem.outputs[i]
-        self._issue_product(bars, tmem, values, columns, i, block_count & 1, accumulate)
+        self.issue_product(bars, tmem, values, columns, i, block_count & 1, accumulate)
 
-    def _issue_product(self, bars, tmem, values, columns, place, parity, accumulate):
+    def issue_product(self, bars, tmem, values, columns, place, parity, accumulate):
         """O (+)= P V, starting when three quarters of P are there. columns: of P and O; place, parity: P's barriers."""
-        mma, (column, output) = self._mma_pv(), columns
+        mma, (column, output) = self.mma_pv(), columns
         if self.issues_chains:
             probabilities = tensor_operand(tmem.toint() + column, self.tile_n)
         else:
@@ -751,10 +715,10 @@ class ForwardSm100:
         early = steps * 3 // 4
         arch.mbarrier_wait(bars.p_ready + place, parity)
         fence_after_wait()
-        self._issue(mma, output, tmem, probabilities, values, 0, early, accumulate)
+        self.issue(mma, output, tmem, probabilities, values, 0, early, accumulate)
         arch.mbarrier_wait(bars.p_last + place, parity)
         fence_after_wait()
-        self._issue(mma, output, tmem, probabilities, values, early, steps, 1)
+        self.issue(mma, output, tmem, probabilities, values, early, steps, 1)
 
     # --- softmax ----------------------------------------------------------------------------------------------------
 
@@ -762,8 +726,8 @@ class ForwardSm100:
     def _softmax_role(self, i, bars, stats, tmem, descales, problem, tiles):
         """Warps 4 i .. 4 i + 3, i = 0 or 1: thread t owns row t of Q tile i."""
         row = arch.thread_idx()[0] % TILE_M
-        scores = accumulator_at(self._mma_qk(), (self.mma_m, self.tile_n), tmem, i * self.tile_n)
-        index, block_count, stats_count = self._first_index(), Int32(0), Int32(0)
+        scores = accumulator_at(self.mma_qk(), (self.mma_m, self.tile_n), tmem, i * self.tile_n)
+        index, block_count, stats_count = self.ctas.first_index(), Int32(0), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
@@ -771,7 +735,7 @@ class ForwardSm100:
             block_count, stats_count = self._softmax_tile(
                 i, bars, stats, scores, row, tile.m_block, blocks, scaled, block_count, stats_count
             )
-            index = tiles.num_tiles if const_expr(self.is_short_of_registers) else index + self._index_step()
+            index = tiles.num_tiles if const_expr(self.is_short_of_registers) else index + self.ctas.index_step()
 
     def _row_number(self, m_block, i, row):
         """Query row of the calling thread; where registers are short, nothing made of it is kept between blocks."""
@@ -796,8 +760,8 @@ class ForwardSm100:
         reference, total = -Float32.inf, Float32(0.0)
         block = blocks.end - 1
         while block >= blocks.begin:
-            place, parity = self._score_place(i, block_count)
-            here = self._scores_at(scores, place)
+            place, parity = self.scores.place(i, block_count)
+            here = self.scores.tile(scores, place, self.tile_n)
             arch.mbarrier_wait(bars.s_full + place, parity)
             fence_after_wait()
             values, largest = self._load_scores(here, row)
@@ -890,7 +854,7 @@ class ForwardSm100:
         """Says that what this warp has stored to tensor memory is there."""
         arch.fence_view_async_tmem_store()
         fence_before_arrive()
-        self._arrive_issuer(barrier)
+        self.ctas.arrive_issuer(barrier)
 
     @cute.jit
     def _store_piece(self, values, store, target, piece: cutlass.Constexpr[int]):
@@ -901,20 +865,13 @@ class ForwardSm100:
         cute.copy(store, words, target[None, None, piece])
 
     @cute.jit
-    def _arrive_warp(self, barrier):
-        """One arrival for the whole warp, after all its lanes."""
-        arch.sync_warp()
-        with arch.elect_one():
-            arch.mbarrier_arrive(barrier)
-
-    @cute.jit
     def _send_stats(self, i, bars, stats, row, count, value, reference):
         """Hand a row's rescale factor (at the end its sum) and reference to the correction warp of the same rows."""
         place = i * WARPS_PER_TILE + row // 32
         arch.mbarrier_wait(bars.stats_empty + place, (count & 1) ^ 1)
         stats[row, i, 0] = value
         stats[row, i, 1] = reference
-        self._arrive_warp(bars.stats_full + place)
+        arrive_warp(bars.stats_full + place)
 
     # --- correction -------------------------------------------------------------------------------------------------
 
@@ -922,13 +879,13 @@ class ForwardSm100:
     def _correction_role(self, bars, stats, outputs, sO, lse, sink, descales, problem, tiles):
         """Warps 8 - 11: thread t owns row t of both Q tiles."""
         row = arch.thread_idx()[0] % TILE_M
-        index, turn, stats_count = self._first_index(), Int32(0), Int32(0)
+        index, turn, stats_count = self.ctas.first_index(), Int32(0), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             blocks = self._blocks(tile.m_block, problem)
             for i in cutlass.range_constexpr(self.num_q_tiles):
                 self._receive_stats(i, bars, stats, row, stats_count)
-                self._arrive_issuer(bars.p_ready + self._score_place(i, stats_count - turn)[0])
+                self.ctas.arrive_issuer(bars.p_ready + self.scores.place(i, stats_count - turn)[0])
             stats_count = stats_count + 1
             remaining = blocks.end - 1 - blocks.begin
             while remaining > 0:
@@ -938,7 +895,7 @@ class ForwardSm100:
                 remaining = remaining - 1
             for i in cutlass.range_constexpr(self.num_q_tiles):
                 total, reference = self._receive_stats(i, bars, stats, row, stats_count)
-                self._wait_output(bars, i, turn, stats_count - turn - 1)
+                self.scores.wait_output(bars, i, turn, stats_count - turn - 1)
                 fence_after_wait()
                 arch.mbarrier_wait(bars.store_empty + i, (turn & 1) ^ 1)
                 kv_head = tile.head // tiles.heads_per_kv
@@ -952,24 +909,24 @@ class ForwardSm100:
                 self._write_output(outputs[i], sO, i, row, factor * correction.final_factor(total))
                 fence_before_arrive()
                 arch.fence_proxy("async.shared", space="cta")
-                self._arrive_warp(bars.store_full + i)
+                arrive_warp(bars.store_full + i)
                 query = self._m_tile(tile.m_block, i) * TILE_M + row
                 if query < problem.seqlen_q:
                     lse[tile.batch, tile.head, query] = correction.log_sum_exp(reference, total, scale_log2)
             stats_count = stats_count + 1
             turn = turn + 1
-            index = index + self._index_step()
+            index = index + self.ctas.index_step()
 
     @cute.jit
     def _correct(self, i: cutlass.Constexpr[int], bars, stats, output, row, stats_count, block_count=0):
         """Before block number `block_count`: rescale O if any row of the warp asks for it, and let its product go."""
         factor, _ = self._receive_stats(i, bars, stats, row, stats_count)
-        self._wait_product(bars, i, block_count - 1)
+        self.scores.wait_product(bars, i, block_count - 1)
         if arch.vote_any_sync(factor < Float32(1.0)):
             fence_after_wait()
             correction.rescale(output, factor, row)
             fence_before_arrive()
-        self._arrive_issuer(bars.p_ready + self._score_place(i, block_count)[0])
+        self.ctas.arrive_issuer(bars.p_ready + self.scores.place(i, block_count)[0])
 
     @cute.jit
     def _join_sink(self, reference, total, logit, scale_log2):
@@ -981,7 +938,7 @@ class ForwardSm100:
         place = i * WARPS_PER_TILE + row // 32
         arch.mbarrier_wait(bars.stats_full + place, count & 1)
         value, reference = stats[row, i, 0], stats[row, i, 1]
-        self._arrive_warp(bars.stats_empty + place)
+        arrive_warp(bars.stats_empty + place)
         return value, reference
 
     @cute.jit
@@ -1004,7 +961,7 @@ class ForwardSm100:
     @cute.jit
     def _store_role(self, bars, maps, sO, problem, tiles):
         """Warp 13: output tiles to global memory; the tensor map clips rows beyond the sequence."""
-        index, turn = self._first_index(), Int32(0)
+        index, turn = self.ctas.first_index(), Int32(0)
         while index < tiles.num_tiles:
             tile = self._tile_at(index, tiles)
             gO = cute.local_tile(maps.out_coordinates, (TILE_M, self.head_dim_v), (None, 0, tile.head, tile.batch))
@@ -1023,6 +980,6 @@ class ForwardSm100:
                     if const_expr(not self.separate_output):
                         arch.mbarrier_arrive(bars.q_empty + i)
             turn = turn + 1
-            index = index + self._index_step()
+            index = index + self.ctas.index_step()
         with arch.elect_one():
             arch.cp_async_bulk_wait_group(0, read=False)

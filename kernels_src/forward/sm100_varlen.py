@@ -4,11 +4,6 @@ The roles of forward/sm100 with other ends: the rows of a tile are (query, head 
 16 bytes a lane by the correction warps; keys come from the sequence's place in a packed tensor, or from pages in boxes
 of 16 rows; a CTA takes one work item (two tiles of queries of one key head and sequence, and one share of their keys),
 which its first warp finds from the lengths alone. A second tile without rows, as in decoding, is left out by all roles.
-
-Who waits for whom, where it differs from forward/sm100:
-    q_full[tile] (4): the warps of the correction have gathered the tile.
-    v_landed (1 + bytes): the first V tile of the CTA, the only one that can reach beyond the sequence. Warp 15 zeroes
-        the rows there, which may hold NaN, and then completes kv_full of its slot.
 """
 
 from typing import NamedTuple, Optional
@@ -16,10 +11,12 @@ from typing import NamedTuple, Optional
 import cutlass
 import cutlass.cute as cute
 import cutlass.memory as mem
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from kernels_src.forward.ctas import arrive_warp
+from kernels_src.forward.score_tiles import AlternatingTiles
 from kernels_src.forward.sm100 import (
     LOAD_WARP,
     MMA_WARP,
@@ -39,6 +36,7 @@ from kernels_src.memory.swizzled_rows import chunk_columns
 from kernels_src.memory.value_tail import zero_rows
 from kernels_src.memory.varlen_output import store_tile_rows, zero_rows_of_output
 from kernels_src.mma.umma import accumulator_at, commit, fence_after_wait, fence_before_arrive
+from kernels_src.pipelines.barriers import Barrier, allocate, initialise
 from kernels_src.pipelines.ring import Cursor
 from kernels_src.scheduling.varlen_tiles import (
     find_sequence,
@@ -51,21 +49,6 @@ from kernels_src.softmax import correction
 
 TAIL_WARP = 15
 NOTHING, NO_KEYS, WORK = 0, 1, 2  # states of a CTA: no tile, a tile without a key, a tile with blocks of keys
-
-
-class Barriers(NamedTuple):
-    """Shared-memory addresses of the mbarriers, as in forward/sm100."""
-
-    q_full: cute.Pointer
-    kv_full: cute.Pointer
-    kv_empty: cute.Pointer
-    s_full: cute.Pointer
-    p_ready: cute.Pointer
-    p_last: cute.Pointer
-    stats_full: cute.Pointer
-    stats_empty: cute.Pointer
-    o_full: cute.Pointer
-    v_landed: cute.Pointer
 
 
 class Work(NamedTuple):
@@ -135,15 +118,21 @@ class ForwardSm100Packed(ForwardSm100):
     """
 
     exponentials_first = False  # the limits of a row stay in registers
-    issues_chains = False  # K tiles stay whole
 
     def __init__(self, *, layout: str, has_split: bool, **common):
         if layout not in ("varlen", "paged"):
             raise ValueError(f"layout {layout!r}: must be varlen or paged")
         if has_split and common.get("has_sink"):
             raise ValueError("has_split and has_sink: a sink joins the sum once, where splits are combined")
+        if common["head_dim_v"] > TILE_M:  # O of a second Q tile has no room in tensor memory
+            self.scores = AlternatingTiles()
         super().__init__(order="natural", persistent=False, separate_output=False, **common)
         self.is_paged, self.has_split = layout == "paged", has_split
+
+    @property
+    def issues_chains(self) -> bool:
+        """Two Q tiles keep their K tiles whole."""
+        return self.num_q_tiles == 1
 
     @property
     def rows(self) -> int:
@@ -183,7 +172,7 @@ class ForwardSm100Packed(ForwardSm100):
         num_heads_kv = k.shape[2] if const_expr(self.is_paged) else k.shape[1]
         batch = cu_seqlens_q.shape[0] - 1
         group = num_heads_q // num_heads_kv
-        layouts = self._smem_layouts(self._mma_qk(), self._mma_pv())[:3]
+        layouts = self._smem_layouts(self.mma_qk(), self.mma_pv())[:3]
         scale_log2, factor = self._scales(softmax_scale, softcap)
         problem = PackedProblem(
             window_left=window_left,
@@ -227,7 +216,7 @@ class ForwardSm100Packed(ForwardSm100):
             k_map = cpasync.make_tiled_tma_atom(load, reordered(k, rows), *self._box(layouts[1], self.head_dim))
             v_map = cpasync.make_tiled_tma_atom(load, reordered(v, rows), *self._box(layouts[2], self.head_dim_v))
             return Maps(*k_map, *v_map)
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
         cluster = cute.tiled_divide(cute.make_layout((1, 1, 1)), (mma_qk.thr_id.shape,)).shape
         qk_tile, pv_tile = (TILE_M, self.tile_n, self.head_dim), (TILE_M, self.head_dim_v, self.tile_n)
         k_stage, v_stage = (cute.select(layout, mode=[0, 1, 2]) for layout in layouts[1:])
@@ -263,7 +252,7 @@ class ForwardSm100Packed(ForwardSm100):
         v_layout: cute.ComposedLayout,
     ):
         smem = mem.SmemAllocator()
-        bars = self._allocate_barriers(smem)
+        bars = allocate(smem, self._barriers())
         tmem_pointer = smem.allocate_array(Int32, 1)
         work = smem.allocate_tensor(Int32, cute.make_layout(len(Work._fields)), byte_alignment=16)
         stats = smem.allocate_tensor(Float32, cute.make_layout((TILE_M, self.num_q_tiles, 2)), byte_alignment=16)
@@ -279,24 +268,24 @@ class ForwardSm100Packed(ForwardSm100):
         if warp == 0:
             self._find_work(tensors, problem)
         if warp == MMA_WARP:
-            self._init_barriers(bars)
+            initialise(self._barriers(), bars)
         arch.sync_threads()
         if work[0] == WORK:
             self._run(warp, bars, tmem_pointer, stats, maps, tensors, problem, sQ, sK, sV)
         elif work[0] == NO_KEYS:
             self._write_rows_without_keys(tensors, problem)
 
-    def _barrier_counts(self):
-        """(number of barriers, arrivals a phase) for each field of Barriers."""
-        return (
-            (self.num_q_tiles, WARPS_PER_TILE), (self._num_slots(), 1), (self._num_slots(), 1), (self.num_scores, 1),
-            (self.num_scores, 2 * WARPS_PER_TILE), (self.num_scores, WARPS_PER_TILE),
-            (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles * WARPS_PER_TILE, 1), (self.num_q_tiles, 1),
-            (1, 1),
-        )  # fmt: skip
-
-    def _allocate_barriers(self, smem):
-        return Barriers(*[smem.allocate_array(Int64, number) for number, _ in self._barrier_counts()])
+    def _barriers(self) -> dict[str, Barrier]:
+        """As ForwardSm100; a CTA takes one work item, so no Q or O tile is used twice."""
+        used = dict(super()._barriers())
+        for name in ("q_empty", "store_full", "store_empty"):
+            del used[name]
+        return used | {
+            "q_full": Barrier(self.num_q_tiles, WARPS_PER_TILE),  # the warps of the correction have gathered a tile
+            # The first V tile is loaded, the only one that can reach beyond the sequence. Warp 15 zeroes the rows
+            # there, which may hold NaN, and then completes kv_full of its slot.
+            "v_landed": Barrier(1, 1),
+        }
 
     @cute.jit
     def _find_work(self, tensors: Tensors, problem: PackedProblem):
@@ -369,7 +358,7 @@ class ForwardSm100Packed(ForwardSm100):
         fence_before_arrive()
         arch.sync_threads()
         fence_after_wait()
-        mma_pv = self._mma_pv()
+        mma_pv = self.mma_pv()
         tmem = arch.retrieve_tmem_ptr(Float32, 16, tmem_pointer)
         outputs = [accumulator_at(mma_pv, (TILE_M, self.head_dim_v), tmem, c) for c in self.tmem.outputs]
         tiles_used = self._tiles_used(self._work(problem), problem)
@@ -383,7 +372,10 @@ class ForwardSm100Packed(ForwardSm100):
         else:
             arch.setmaxregister_decrease(self.registers[2])
             if warp == MMA_WARP:
-                self._packed_mma_role(bars, sQ, sK, sV, tmem, problem, tiles_used)
+                if const_expr(self.num_q_tiles == 1):
+                    self._packed_alternating_mma_role(bars, sQ, sK, sV, tmem, problem)
+                else:
+                    self._packed_mma_role(bars, sQ, sK, sV, tmem, problem, tiles_used)
             elif warp == LOAD_WARP:
                 self._packed_load_role(bars, maps, sK, sV, tensors, problem)
             elif warp == TAIL_WARP:
@@ -398,6 +390,8 @@ class ForwardSm100Packed(ForwardSm100):
     @cute.jit
     def _tiles_used(self, work: Work, problem: PackedProblem):
         """How many of the CTA's tiles have rows."""
+        if const_expr(self.num_q_tiles == 1):
+            return Int32(1)
         return Int32(1) if work.seqlen_q * problem.group.divisor - work.m_block * self.rows <= TILE_M else Int32(2)
 
     # --- load -------------------------------------------------------------------------------------------------------
@@ -437,11 +431,11 @@ class ForwardSm100Packed(ForwardSm100):
         if const_expr(is_k):
             atom, moved = maps.k, cute.domain_offset((work.first_key, 0, 0), maps.k_coordinates)
             tiles = cute.local_tile(moved, (self.tile_n, self.head_dim), (None, 0, work.kv_head))
-            parts = self._mma_qk().get_slice(0).partition_B(tiles)
+            parts = self.mma_qk().get_slice(0).partition_B(tiles)
         else:
             atom, moved = maps.v, cute.domain_offset((0, work.first_key, 0), maps.v_coordinates)
             tiles = cute.local_tile(moved, (self.head_dim_v, self.tile_n), (0, None, work.kv_head))
-            parts = self._mma_pv().get_slice(0).partition_B(tiles)
+            parts = self.mma_pv().get_slice(0).partition_B(tiles)
         self._expect_tile(full, self.head_dim if const_expr(is_k) else self.head_dim_v)
         target, source = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(parts, 0, 3)
@@ -484,7 +478,7 @@ class ForwardSm100Packed(ForwardSm100):
             arch.cp_async_commit_group()
             arch.cp_async_wait_group(0)
             arch.fence_proxy("async.shared", space="cta")
-            self._arrive_warp(full)
+            arrive_warp(full)
 
     @cute.jit
     def _load_boxes(self, full, slot, atom, coordinates, shared, columns: cutlass.Constexpr[int], places, work: Work):
@@ -515,16 +509,16 @@ class ForwardSm100Packed(ForwardSm100):
             start = sV.iterator.toint() + slot.stage * self._bytes(self.tile_n, self.head_dim_v)
             zero_rows(start, num_keys, arch.lane_idx(), self.tile_n, self._as_16_bit(self.head_dim_v), 32)
             arch.fence_proxy("async.shared", space="cta")
-        self._arrive_warp(bars.kv_full + self._v_barrier(slot))
+        arrive_warp(bars.kv_full + self._v_barrier(slot))
 
     # --- matrix products --------------------------------------------------------------------------------------------
 
     @cute.jit
     def _packed_mma_role(self, bars, sQ, sK, sV, tmem, problem: PackedProblem, tiles_used):
         """Warp 12: as in forward/sm100, for the tiles that have rows."""
-        mma_qk, mma_pv = self._mma_qk(), self._mma_pv()
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
         fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
-        queries = [self._operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
+        queries = [self.operand(fQ[None, None, None, i]) for i in range(self.num_q_tiles)]
         work, block_count, accumulate = self._work(problem), Int32(0), Int32(0)
         k_slot = Cursor(Int32(0), Int32(0))
         v_slot = self._first_v(k_slot)
@@ -538,7 +532,7 @@ class ForwardSm100Packed(ForwardSm100):
         while remaining > 0:
             k_slot = self._next_k(k_slot, v_slot)
             next_keys = self._keys(fK, k_slot)
-            values = self._operand(fV[None, None, None, v_slot.stage])
+            values = self.operand(fV[None, None, None, v_slot.stage])
             arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
             for i in cutlass.range_constexpr(self.num_q_tiles):
                 if Int32(i) < tiles_used:
@@ -552,12 +546,23 @@ class ForwardSm100Packed(ForwardSm100):
             v_slot = self._next_v(k_slot, v_slot)
             block_count = block_count + 1
             remaining = remaining - 1
-        last_values = self._operand(fV[None, None, None, v_slot.stage])
+        last_values = self.operand(fV[None, None, None, v_slot.stage])
         arch.mbarrier_wait(bars.kv_full + self._v_barrier(v_slot), v_slot.phase)
         for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._issue_pv(bars, tmem, last_values, i, block_count, accumulate)
                 commit(bars.o_full + i)
+
+    @cute.jit
+    def _packed_alternating_mma_role(self, bars, sQ, sK, sV, tmem, problem: PackedProblem):
+        """Warp 12 where one Q tile has two S tiles."""
+        mma_qk, mma_pv = self.mma_qk(), self.mma_pv()
+        fQ, fK, fV = mma_qk.make_fragment_A(sQ), mma_qk.make_fragment_B(sK), mma_pv.make_fragment_B(sV)
+        queries = self.operand(fQ[None, None, None, 0])
+        work = self._work(problem)
+        arch.mbarrier_wait(bars.q_full, 0)
+        first_slot, num_blocks = Cursor(Int32(0), Int32(0)), work.end - work.begin
+        self.scores.multiply_blocks(self, bars, tmem, queries, fK, fV, first_slot, Int32(0), num_blocks)
 
     @cute.jit
     def _release_keys(self, bars, slot: Cursor, tiles_used):
@@ -571,7 +576,7 @@ class ForwardSm100Packed(ForwardSm100):
     def _packed_softmax_role(self, i, bars, stats, tmem, tensors: Tensors, problem: PackedProblem):
         """Warps 4 i .. 4 i + 3: thread t owns packed row t of tile i."""
         row = arch.thread_idx()[0] % TILE_M
-        scores = accumulator_at(self._mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
+        scores = accumulator_at(self.mma_qk(), (TILE_M, self.tile_n), tmem, i * self.tile_n)
         work = self._work(problem)
         blocks = BlockRange(begin=work.begin, inner_begin=work.inner_begin, inner_end=work.inner_end, end=work.end)
         query, _ = packed_row(self._m_tile(work.m_block, i) * TILE_M + row, problem.group)
@@ -602,7 +607,7 @@ class ForwardSm100Packed(ForwardSm100):
         for i in cutlass.range_constexpr(self.num_q_tiles):
             if Int32(i) < tiles_used:
                 self._receive_stats(i, bars, stats, row, 0)
-                self._arrive_warp(bars.p_ready + self._score_place(i, 0)[0])
+                arrive_warp(bars.p_ready + self.scores.place(i, 0)[0])
         remaining = work.end - 1 - work.begin
         while remaining > 0:
             for i in cutlass.range_constexpr(self.num_q_tiles):
@@ -633,7 +638,7 @@ class ForwardSm100Packed(ForwardSm100):
         arch.cp_async_commit_group()
         arch.cp_async_wait_group(0)
         arch.fence_proxy("async.shared", space="cta")
-        self._arrive_warp(bars.q_full + i)
+        arrive_warp(bars.q_full + i)
 
     @cute.jit
     def _finish_tile(self, i: cutlass.Constexpr[int], bars, stats, output, sQ, tensors, problem, row, stats_count):
@@ -657,7 +662,7 @@ class ForwardSm100Packed(ForwardSm100):
         lse = self._of_this_split(tensors.lse)
         if packed < num_rows:
             lse[head, token] = correction.log_sum_exp(reference, total, scale_log2)
-        self._wait_output(bars, i, 0, stats_count - 1)
+        self.scores.wait_output(bars, i, 0, stats_count - 1)
         fence_after_wait()
         out = self._of_this_split(tensors.out)
         store_tile_rows(

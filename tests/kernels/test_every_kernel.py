@@ -23,9 +23,8 @@ KERNELS = {
     "fwd_sm100_2cta_hd256": ("fwd-sm100a-fp16-hd256-causal-2cta",),
     "fwd_sm100_varlen": (
         *("fwd-sm100a-bf16-hd64-local-paged", "fwd-sm103a-fp16-hd128-causal-varlen-sink"),
-        "fwd-sm100a-e4m3-hd64-full-paged-split",
+        *("fwd-sm100a-e4m3-hd64-full-paged-split", "fwd-sm100a-bf16-hd256-full-paged"),
     ),
-    "fwd_sm100_varlen_hd256": ("fwd-sm100a-bf16-hd256-full-paged",),
     "fwd_combine": ("fwd_combine-sm90a-bf16-hd64",),
     "bwd_sm90": ("bwd-sm90a-bf16-hd128-causal", "bwd-sm90a-bf16-hd128-local-deterministic"),
     "bwd_sm90_hd256": ("bwd-sm90a-bf16-hd192x128-local", "bwd-sm90a-bf16-hd256-causal-deterministic"),
