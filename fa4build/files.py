@@ -73,11 +73,10 @@ def _write_unflushed(path: str, scratch: str, data: bytes, mode: int) -> None:
 
 
 def _told(error: OSError, path: Path | str, size: int) -> OSError:
-    """The error with the path it is about, and how much was to be written there."""
+    """The error with the path that was asked for, not a temporary name, and how much was to be written there."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OSError(error.errno, f"{error.strerror}: {size} bytes were to be written", str(path))
-    if error.filename is None:
-        error.filename = str(path)
+    error.filename = str(path)
     return error
 
 
