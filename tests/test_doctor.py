@@ -30,7 +30,7 @@ def test_a_machine_that_can_build_passes_every_check(tmp_path):
     checks = by_subject(tmp_path / "not" / "there")
 
     assert {check.status for check in checks.values()} <= {"ok", "warning"}
-    assert "not made yet" in checks["cache directory"].found
+    assert "not created yet" in checks["cache directory"].found
     assert list(tmp_path.iterdir()) == []
 
 

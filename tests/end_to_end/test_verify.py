@@ -173,4 +173,4 @@ def test_a_record_takes_no_glob(tmp_path):
     done = run_verify(tmp_path / "cache", "--device", str(record))
 
     assert done.returncode == 2
-    assert "--device takes the whole record" in done.stderr
+    assert "--device imports the whole record" in done.stderr

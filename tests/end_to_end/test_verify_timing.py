@@ -61,7 +61,7 @@ def test_the_line_names_the_busiest_units(built):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{NAME}  ")
-    assert "clocks a block (quick copies: " in done.stdout
+    assert "cycles per KV block (quick copies: " in done.stdout
 
 
 def test_it_is_no_proof(tmp_path):
@@ -69,7 +69,7 @@ def test_it_is_no_proof(tmp_path):
     done = run_verify(NAME, "--timing", "--static", "--cache-dir", str(tmp_path))
 
     assert done.returncode == 2
-    assert "--timing proves nothing" in done.stderr
+    assert "--timing verifies nothing" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -337,9 +337,9 @@ def test_arguments_that_change_no_result_are_accepted(attention, fake, options):
     assert len(fake.launches) == 1
 
 
-def test_no_kernel_for_a_head_dim_says_what_to_build(attention):
-    """The trace and the command."""
-    with pytest.raises(NoKernelError, match=r"--select 'fwd-sm90a-bf16-hd32-full'"):
+def test_no_kernel_for_a_head_dim_says_what_to_do(attention):
+    """No command builds one: the trace, the head dims that there are, and which one to pad to."""
+    with pytest.raises(NoKernelError, match=r"there are 64, 96, .*Pad q, k and v with zeros to head_dim 64"):
         attention(*qkv(head_dim=32))
 
 
