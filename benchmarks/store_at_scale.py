@@ -23,7 +23,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from fa4build.store.cache import Cache, key_of
+from fa4build.store.cache import Cache
+from fa4build.store.keys import key_of
 
 LIMITS_S = {"list": 30.0, "verify": 60.0, "import": 60.0, "cached matrix": 2.0, "prune": 10.0}
 _FILES = tuple((f"kernels_src/part{n:02d}.py", hashlib.sha256(bytes([n])).hexdigest()) for n in range(60))

@@ -21,7 +21,8 @@ from fa4build.families.registry import family_named
 from fa4build.farm.executors import Executor, Settings, make_executor
 from fa4build.matrix.selection import Selection
 from fa4build.plan import plan_to_json
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 
 _LOCK_RETRY_S = 0.1
 

@@ -20,7 +20,8 @@ from fa4build.matrix.axes import Variant, parse_axes
 from fa4build.matrix.variants import valid_variants
 from fa4build.pipeline import Build, BuildReport, Event, Recipe, require_cached, shard
 from fa4build.plan import plan_from_json
-from fa4build.store.cache import Cache, key_of
+from fa4build.store.cache import Cache
+from fa4build.store.keys import key_of
 
 NAMES = tuple(f"fwd-sm90a-bf16-hd{head_dim}-{mask}" for head_dim in (64, 128, 256) for mask in ("full", "causal"))
 VARIANTS = tuple(map(parse_axes, NAMES))

@@ -13,7 +13,7 @@ from fa4build.cli.common import cache_dir_option, human_bytes, json_option, note
 from fa4build.errors import CacheCorruptError, NothingSelectedError
 
 if TYPE_CHECKING:
-    from fa4build.store.cache import CacheEntry
+    from fa4build.store.entries import CacheEntry
 
 _UNITS = {"": 1, "B": 1, "k": 10**3, "M": 10**6, "G": 10**9, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

@@ -1,6 +1,5 @@
 """`fa4build verify`: prove compiled kernels, and keep the evidence."""
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fa4build.cli.common import cache_dir_option, family_option, json_option, note, open_cache, print_json
-from fa4build.errors import FileError
 
 if TYPE_CHECKING:
     from fa4build.store.cache import Cache
@@ -156,32 +154,23 @@ def command(
         return 0
 
     cache = open_cache(cache_dir)
+    levels = static or simulate or update_baseline
     if record is not None:
-        if globs or arches or static or simulate or update_baseline or family_name != DEFAULT:
+        if globs or arches or levels or family_name != DEFAULT:
             raise click.UsageError("--device imports the whole record; leave out GLOB and the other options.")
         return _install(record, cache, evidence_dir, as_json)
-
+    if timing or mutate or coverage:
+        _refuse_company(timing, mutate, coverage, levels=levels, of_a_family=family_name != DEFAULT, named=bool(globs))
     if timing:
-        if static or simulate or update_baseline:
-            raise click.UsageError("--timing verifies nothing; leave out --static, --simulate and --update-baseline.")
-        if family_name != DEFAULT:
-            raise click.UsageError("--timing supports the kernels of fa4 only; leave out --family.")
         return _time(globs, arches, cache, as_json)
-
     if mutate or coverage:
-        if static or simulate or update_baseline or (mutate and coverage):
-            raise click.UsageError("--mutate and --coverage verify nothing and go alone; leave out the other levels.")
-        if family_name != DEFAULT:
-            raise click.UsageError("--mutate and --coverage know the kernels of fa4 only; leave out --family.")
-        if mutate and not globs:
-            raise click.UsageError("--mutate takes minutes a kernel: name the kernels.")
-        from fa4build.cli import verify_judge
+        from fa4build.cli import verify_mutation
         from fa4build.verify.levels import built_variants
 
         chosen, how = built_variants(arches, globs), {"jobs": _jobs(jobs), "timeout_s": timeout_s, "as_json": as_json}
         if mutate:
-            return verify_judge.mutate(chosen, cache, every=every, **how)
-        return verify_judge.cover(chosen, cache, **how)
+            return verify_mutation.mutate(chosen, cache, every=every, **how)
+        return verify_mutation.cover(chosen, cache, **how)
 
     from fa4build.shipping.release import committed_evidence
     from fa4build.verify.levels import Options, built_variants, family_kernels, keep_simulated, verify
@@ -238,16 +227,26 @@ def find_nvdisasm() -> Path | None:
     return next(found, None)
 
 
+def _refuse_company(
+    timing: bool, mutate: bool, coverage: bool, *, levels: bool, of_a_family: bool, named: bool
+) -> None:
+    """Raises: UsageError where one of the options that verify nothing stands beside what does not go with it."""
+    given = {"--timing": timing, "--mutate": mutate, "--coverage": coverage}
+    option, *others = (name for name, is_given in given.items() if is_given)
+    if others:
+        raise click.UsageError(f"{option} and {others[0]} do different things; give one of them.")
+    if levels:
+        raise click.UsageError(f"{option} verifies nothing; leave out --static, --simulate and --update-baseline.")
+    if of_a_family:
+        raise click.UsageError(f"{option} supports the kernels of fa4 only; leave out --family.")
+    if mutate and not named:
+        raise click.UsageError("--mutate takes minutes for each kernel; name the kernels.")
+
+
 def _install(record: Path, cache: "Cache", evidence_dir: Path | None, as_json: bool) -> int:
     """Check and keep a record from a GPU."""
     from fa4build.verify.levels import install_record
 
-    try:
-        json.loads(record.read_bytes())
-    except ValueError as error:
-        raise FileError(
-            f"{record}: is not JSON ({error}). Give a record that a script of --device-scripts wrote."
-        ) from None
     kept = install_record(record, cache, _evidence_dir(evidence_dir))
     if as_json:
         names = ("arch", "device", "proven", "missing")

@@ -14,7 +14,7 @@ from fa4build.matrix.arch import arch_named
 from fa4build.matrix.axes import Variant
 from fa4build.matrix.tuning import tuning_for
 from fa4build.matrix.variants import expand_matrix, use_rule
-from fa4build.store.cache import canonical, key_inputs, key_of
+from fa4build.store.keys import canonical, key_inputs, key_of
 
 
 def recipe_for(variant: Variant, toolchain: Toolchain, options: CompileOptions) -> Recipe:

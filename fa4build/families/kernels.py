@@ -22,7 +22,7 @@ from fa4build.families.interface import RUNTIME_NAME, Buffer, Family, Input, OpR
 from fa4build.families.sources import Ingredients, ingredients
 from fa4build.matrix.arch import ARCHES, arch_named
 from fa4build.matrix.selection import Selection
-from fa4build.store.cache import key_inputs, key_of
+from fa4build.store.keys import key_inputs, key_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*")

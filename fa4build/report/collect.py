@@ -18,7 +18,8 @@ from fa4build.report.elsewhere import levels_elsewhere
 from fa4build.report.ratios import Ratio, ratios
 from fa4build.report.timelines import Timeline, read_timelines
 from fa4build.shipping.pack import read_pack
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import LEVELS, Committed, Evidence, committed_in, evidence_for, subject_of
 
 STATES = ("compiled", "outdated", "implemented", "planned")

@@ -32,7 +32,8 @@ from fa4build.shipping.pack import Artifact, read_pack, unpack
 from fa4build.shipping.release import artifact_of, labels_of, toolchain_of
 from fa4build.shipping.wheel import RUNTIME_NAME, prepare_pack_wheel, prepare_runtime_wheel
 from fa4build.shipping.wheel_file import WheelContents, read_wheel
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import Committed
 
 

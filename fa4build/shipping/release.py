@@ -30,7 +30,8 @@ from fa4build.shipping.wheel import (
     prepare_runtime_wheel,
     prepare_single_wheel,
 )
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import Committed, committed_in, evidence_for, subject_of
 from fa4build.store.kernel_check import claim_of_entry
 

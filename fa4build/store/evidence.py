@@ -27,7 +27,7 @@ from fa4build.errors import Fa4BuildError
 from fa4build.files import write_atomically
 from fa4build.matrix.arch import ARCHES
 from fa4build.runtime.fa4_kernels.evidence import LEVELS, RECORD_FIELD, record_digest, summary_fault
-from fa4build.store.cache import CacheEntry
+from fa4build.store.entries import CacheEntry
 
 RECORD_SCHEMA = 2
 """Of the records in a cache. Schema 1 named no plan, PTX or cases, and counts for nothing."""

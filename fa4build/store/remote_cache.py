@@ -29,7 +29,8 @@ from typing import Any, Protocol
 
 from fa4build.errors import CacheCorruptError, WheelError
 from fa4build.files import write_atomically
-from fa4build.store.cache import OBJECTS, Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import OBJECTS, CacheEntry
 from fa4build.store.kernel_check import check_kernel, claim_of_entry
 
 ACTION_FILE = "action.json"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fa4build.cases.of_variant import has_cases
-from fa4build.errors import Fa4BuildError, SimulationError
+from fa4build.errors import Fa4BuildError, FileError, SimulationError
 from fa4build.families.interface import Family, OpRecipe
 from fa4build.families.registry import DEFAULT as OWN_FAMILY
 from fa4build.families.registry import family_named
@@ -33,7 +33,8 @@ from fa4build.matrix.variants import (
     written_variants,
 )
 from fa4build.pipeline import find_cached, require_cached
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import (
     COMMITTED_SCHEMA,
     SIMULATED_NAME,
@@ -569,11 +570,16 @@ def install_record(record: Path, cache: Cache, evidence_dir: Path) -> InstalledR
 def _read_run(record: Path) -> tuple[bytes, dict[str, Any]]:
     """Bytes and contents of a record; refused is what `evidence.silicon_records` would refuse later."""
     data = record.read_bytes()
+    try:
+        run = json.loads(data)
+    except ValueError as error:
+        raise FileError(
+            f"{record}: is not JSON ({error}). Give a record that a script of --device-scripts wrote."
+        ) from None
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / record.name
         copy.with_suffix(".json").write_bytes(data)
         silicon_records([Path(directory)])
-    run = json.loads(data)
     if run["schema"] != COMMITTED_SCHEMA or "capability" not in run or not all("id" in row for row in run["variants"]):
         raise Fa4BuildError(f"{record}: not a device record of schema {COMMITTED_SCHEMA}. Record again.")
     return data, run

@@ -30,7 +30,8 @@ from fa4build.pipeline import Build
 from fa4build.shipping.bundle import write_bundle
 from fa4build.shipping.pack import read_pack
 from fa4build.shipping.wheel import prepare_pack_wheel
-from fa4build.store.cache import Cache, key_of
+from fa4build.store.cache import Cache
+from fa4build.store.keys import key_of
 from fa4build.store.remote_cache import DirectoryStore, SharedCache, read_action_result
 from tests.artifacts import TOOLCHAIN, made_up_artifact
 from tests.test_pipeline import VARIANTS, ScriptedExecutor, recipe_of

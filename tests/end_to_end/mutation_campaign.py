@@ -35,8 +35,9 @@ from fa4build.shipping.bundle import write_bundle
 from fa4build.shipping.pack import read_pack
 from fa4build.shipping.signing import SigningKey, new_key
 from fa4build.shipping.wheel import prepare_pack_wheel
-from fa4build.store.cache import Cache, CacheCorruptWarning, key_inputs
+from fa4build.store.cache import Cache, CacheCorruptWarning
 from fa4build.store.evidence import EvidenceWarning, Subject, read_record, record_path, write_record
+from fa4build.store.keys import key_inputs
 from fa4build.store.remote_cache import DirectoryStore, RemoteCacheWarning, SharedCache
 from tests.artifacts import TOOLCHAIN, made_up_artifact
 from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan

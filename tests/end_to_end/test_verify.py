@@ -18,7 +18,8 @@ from fa4build.matrix.variants import Selection, expand_matrix
 from fa4build.pipeline import build_matrix, find_cached
 from fa4build.runtime.fa4_kernels.evidence import RECORD_FIELD
 from fa4build.shipping.release import artifact_of
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import Committed, read_record, silicon_records, subject_of
 
 pytestmark = pytest.mark.dsl

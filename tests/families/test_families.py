@@ -35,7 +35,7 @@ from fa4build.runtime.fa4_kernels.expressions import evaluate as evaluate_expres
 from fa4build.shipping.coverage_family import cover_family
 from fa4build.shipping.manifest import manifest_from_json, manifest_to_json
 from fa4build.shipping.pack import build_pack
-from fa4build.store.cache import key_of
+from fa4build.store.keys import key_of
 from fa4build.verify.levels import family_kernels
 from tests.artifacts import TOOLCHAIN, made_up_artifact
 

@@ -22,7 +22,8 @@ from fa4build.runtime.fa4_kernels.abi import ABI_HASH
 from fa4build.shipping.pack import read_pack, unpack
 from fa4build.shipping.release import artifact_of, toolchain_of, write_wheels
 from fa4build.shipping.wheel_file import read_wheel
-from fa4build.store.cache import Cache, CacheEntry
+from fa4build.store.cache import Cache
+from fa4build.store.entries import CacheEntry
 from fa4build.store.evidence import Committed, subject_of, write_record
 from tests.artifacts import COMPILER_CACHE
 from tests.cubins import MadeUpEntry, made_up_cubin, made_up_plan

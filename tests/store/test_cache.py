@@ -28,15 +28,9 @@ from fa4build.compiling.toolchain import Distribution, Toolchain
 from fa4build.errors import CacheCorruptError
 from fa4build.matrix.axes import Variant
 from fa4build.matrix.tuning import tuning_for
-from fa4build.store.cache import (
-    Cache,
-    CacheCorruptWarning,
-    StoredObject,
-    cache_key,
-    canonical,
-    key_inputs,
-    key_of,
-)
+from fa4build.store.cache import Cache, CacheCorruptWarning
+from fa4build.store.entries import StoredObject
+from fa4build.store.keys import cache_key, canonical, key_inputs, key_of
 
 VARIANT = Variant(op="fwd", arch="sm90a", dtype="bf16", head_dim=128, head_dim_v=128, mask="causal")
 SOURCE = KernelSource(

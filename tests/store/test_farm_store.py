@@ -23,6 +23,7 @@ from fa4build.files import make_scratch, sweep_scratch, write_atomically, write_
 from fa4build.store import cache as module
 from fa4build.store import locks
 from fa4build.store.cache import Cache, lack_of_rights
+from fa4build.store.keys import key_of
 
 OBJECTS = {"cubin": b"\x7fELF cubin", "plan": b"{}", "ptx": b".version 9.4", "log": b"ptxas info"}
 KEY = "5" * 64
@@ -173,7 +174,7 @@ def _build_as_another(store: Path, own: Path, told: multiprocessing.Queue) -> No
     os.environ.update(XDG_CACHE_HOME=str(own), HOME=str(own), TMPDIR=str(own))
     cache = open_cache(store)
     release = cache.try_lock(KEY)
-    there = cache.get(module.key_of({"number": 1}))
+    there = cache.get(key_of({"number": 1}))
     put(cache, 2)
     release()
     read = cache.read(there, "cubin")

@@ -18,7 +18,9 @@ import pytest
 
 from fa4build import cli
 from fa4build.store import remote_cache as module
-from fa4build.store.cache import OBJECTS, Cache, key_inputs, key_of
+from fa4build.store.cache import Cache
+from fa4build.store.entries import OBJECTS
+from fa4build.store.keys import key_inputs, key_of
 from fa4build.store.remote_cache import (
     ACTION_FILE,
     DirectoryStore,

@@ -10,10 +10,10 @@ import lzma
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.mutation import campaign
-from fa4build.mutation.campaign import CRASHED, KILLED, SURVIVED, UNREACHED, Outcome, kind_of, run_campaign
-from fa4build.mutation.mutants import NOTHING, mutants_of
-from fa4build.mutation.survivors import REASONS, reasons_for
+from fa4build.verify.mutation import campaign
+from fa4build.verify.mutation.campaign import CRASHED, KILLED, SURVIVED, UNREACHED, Outcome, kind_of, run_campaign
+from fa4build.verify.mutation.mutants import NOTHING, mutants_of
+from fa4build.verify.mutation.survivors import REASONS, reasons_for
 from fa4build.verify.pool import End
 from fa4build.verify.runs import Request
 from tests.simulate.mutations.kernels import HERE

@@ -6,10 +6,10 @@ The engine notes the first execution of every instruction, by any lane of any wa
 import numpy as np
 import pytest
 
-from fa4build.mutation.coverage import DEAD, WAIT_LOOP, unrun_instructions
 from fa4build.simulate.native import run as native_run
 from fa4build.simulate.native.executed import executed_instructions
 from fa4build.simulate.native.program import program_for
+from fa4build.verify.mutation.coverage import DEAD, WAIT_LOOP, unrun_instructions
 from tests.simulate import ptx_snippets
 
 

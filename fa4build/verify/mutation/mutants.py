@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fa4build.errors import SimulationError
-from fa4build.mutation.operations import Operation, operations_of
+from fa4build.verify.mutation.operations import Operation, operations_of
 
 NOTHING = "{ .reg .b32 none_; mov.b32 none_, 0; }"
 """In place of a statement, so that no branch is left around nothing."""
@@ -82,7 +82,7 @@ def _changes(op: Operation, is_paired: bool) -> Iterator[Change]:
                 if is_paired or change != _CTA_WAIT:
                     yield change, text
             return
-    raise SimulationError(f"PTX line {op.line}: no mutation rule for {op.opcode}; add one to fa4build/mutation")
+    raise SimulationError(f"PTX line {op.line}: no mutation rule for {op.opcode}; add one to fa4build/verify/mutation")
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`fa4build verify --mutate` and `--coverage`: how good the proof of a kernel is. Both prove nothing themselves."""
+"""`fa4build verify --mutate` and `--coverage`: how good the verification is. Neither verifies anything itself."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,9 +10,9 @@ from fa4build.cli.common import note, print_json
 
 if TYPE_CHECKING:
     from fa4build.matrix.axes import Variant
-    from fa4build.mutation.campaign import Campaign, Outcome
-    from fa4build.mutation.coverage import Coverage
     from fa4build.store.cache import Cache
+    from fa4build.verify.mutation.campaign import Campaign, Outcome
+    from fa4build.verify.mutation.coverage import Coverage
     from fa4build.verify.pool import End
     from fa4build.verify.runs import Request
 
@@ -24,7 +24,7 @@ def mutate(
 ) -> int:
     """Plants the mutants of every kernel. Exit code 10 when one is left that nothing explains."""
     from fa4build.errors import SimulationError
-    from fa4build.mutation.campaign import run_campaign
+    from fa4build.verify.mutation.campaign import run_campaign
 
     campaigns = []
     for request in _requests(variants, cache):
@@ -39,7 +39,7 @@ def mutate(
 def cover(variants: Sequence["Variant"], cache: "Cache", *, jobs: int, timeout_s: float, as_json: bool) -> int:
     """Runs the cases of every kernel and tells which lines none runs. Exit code 10 when one is left unexplained."""
     from fa4build.errors import SimulationError
-    from fa4build.mutation.coverage import coverage_of
+    from fa4build.verify.mutation.coverage import coverage_of
     from fa4build.verify.pool import Task, run_tasks
 
     requests = _requests(variants, cache)

@@ -7,9 +7,9 @@ here, or the text is refused: nothing is passed over in silence.
 import pytest
 
 from fa4build.errors import SimulationError
-from fa4build.mutation.mutants import NOTHING, mutants_of
-from fa4build.mutation.operations import operations_of, synchronises
 from fa4build.simulate.ptx.parser import parse_module
+from fa4build.verify.mutation.mutants import NOTHING, mutants_of
+from fa4build.verify.mutation.operations import operations_of, synchronises
 from tests.simulate.mutations.kernels import kept
 from tests.simulate.ptx_snippets import text_of
 

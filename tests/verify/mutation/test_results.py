@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fa4build.mutation.campaign import CRASHED, KILLED, SURVIVED, UNREACHED
-from fa4build.mutation.survivors import REASONS, reasons_for
+from fa4build.verify.mutation.campaign import CRASHED, KILLED, SURVIVED, UNREACHED
+from fa4build.verify.mutation.survivors import REASONS, reasons_for
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "mutation.md").read_text(encoding="utf-8")
 FILES = sorted(path for path in (DOCS / "mutation").glob("*.json") if path.name != "coverage.json")
 

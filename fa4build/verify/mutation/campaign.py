@@ -21,12 +21,12 @@ from fa4build.cases.of_variant import cases_of_variant
 from fa4build.cases.schedules import runs_of_case
 from fa4build.errors import SimulationError
 from fa4build.matrix.variants import parse_variant
-from fa4build.mutation.mutants import Mutant, mutants_of
-from fa4build.mutation.operations import operations_of, synchronises
-from fa4build.mutation.survivors import reasons_for
 from fa4build.plan import plan_from_json
 from fa4build.simulate.native.executed import executed_instructions
 from fa4build.simulate.ptx.parser import parse_module
+from fa4build.verify.mutation.mutants import Mutant, mutants_of
+from fa4build.verify.mutation.operations import operations_of, synchronises
+from fa4build.verify.mutation.survivors import reasons_for
 from fa4build.verify.pool import End, Task, run_tasks
 from fa4build.verify.runs import Request
 from fa4build.verify.simulated import case_prover
