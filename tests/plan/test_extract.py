@@ -402,13 +402,13 @@ def test_packed_words_follow_the_worked_example() -> None:
 
 
 def test_extraction_is_fast_enough(compiled: Compiled) -> None:
-    """Far below a second a module: it must not matter beside a compile of one to two seconds."""
+    """Far below a second of a core a module: it must not matter beside a compile of one to two seconds."""
     import time
 
-    start = time.perf_counter()
+    start = time.process_time()  # other processes are no part of it
     compiled.plan("tma")
 
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_a_rendered_plan_names_arguments_and_launches(compiled: Compiled) -> None:
