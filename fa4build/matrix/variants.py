@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 
 from fa4build.errors import NothingSelectedError, VariantError
@@ -310,6 +310,7 @@ def _covers(kernel: Kernel, variant: Variant) -> bool:
     return all(getattr(variant, axis) in values for axis, values in kernel.axes.items())
 
 
+@lru_cache(maxsize=1 << 14)  # coverage and lists ask thousands of times about the same few thousand variants
 def kernel_for(variant: Variant) -> Kernel | None:
     """The kernel written for this variant, or None."""
     return next((kernel for kernel in KERNELS if _covers(kernel, variant)), None)
