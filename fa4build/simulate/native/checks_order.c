@@ -90,9 +90,26 @@ typedef struct {
     uint8_t touch, is_async, scope; /* scope: + 1, 0 of a weak access */
 } access;
 
+/* What a page knows: index + 1 of the first write or sum, and of the first cluster that reads. */
+typedef struct {
+    int32_t changes, readers;
+} page_state;
+
+/* The reads of a page by one cluster. They lie apart, since a read has nothing to do with the reads of others, and one
+ * page of lengths may be read by thousands of clusters. */
+typedef struct {
+    uint64_t page;
+    uint32_t buffer, cluster;
+    int32_t reads, next; /* index + 1: of the first access, of the next cluster */
+} reader;
+
 struct chk_history {
     chk_launch *launch;
-    int32_t **pages; /* of each buffer: index + 1 of the first access, by page */
+    page_state **pages; /* of each buffer */
+    reader *readers;
+    int32_t num_readers, reader_capacity;
+    int32_t *reader_places; /* index + 1 by hash, open addressing; a power of two */
+    uint32_t num_places;
     access *accesses;
     int32_t num_accesses, access_capacity, free_access; /* free_access: index + 1 */
     word *words;
@@ -180,7 +197,8 @@ void chk_order_end(chk_launch *launch) {
     for (size_t k = 0; k < launch->num_buffers; k++) free(order->pages[k]);
     for (int32_t k = 0; k < order->num_words; k++) free_word(&order->words[k]);
     for (size_t k = 0; k < order->num_clocks; k++) free(order->clocks[k]->v), free(order->clocks[k]);
-    free(order->pages), free(order->accesses), free(order->words), free(order->clocks), free(order);
+    free(order->pages), free(order->readers), free(order->reader_places);
+    free(order->accesses), free(order->words), free(order->clocks), free(order);
     launch->order = NULL;
 }
 
@@ -746,12 +764,9 @@ static int is_same(const access *a, const access *b) {
            a->scope == b->scope && a->is_async == b->is_async;
 }
 
-static void visit(const looker *how, uint64_t page) {
+/* Judges the accesses of a list, and unlinks those that this one makes needless. Whether it is in the list then. */
+static int scan(const looker *how, int32_t *link, uint64_t page) {
     chk_history *order = how->cluster->order->order;
-    chk_launch *launch = order->launch;
-    if (!order->pages[how->buffer])
-        order->pages[how->buffer] = zeros(launch->buffers[how->buffer].size / PAGE + 1, sizeof(int32_t));
-    int32_t *first = &order->pages[how->buffer][page], *link = first;
     int is_kept = 0;
     while (*link) {
         access *other = &order->accesses[*link - 1];
@@ -770,13 +785,64 @@ static void visit(const looker *how, uint64_t page) {
         other->next = order->free_access;
         order->free_access = gone;
     }
-    if (is_kept) return;
+    return is_kept;
+}
+
+static uint32_t hash_of(uint64_t page, uint32_t buffer, uint32_t cluster) {
+    uint64_t mixed = (page * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)buffer << 40) ^ (cluster * 0xc2b2ae3d27d4eb4full);
+    return (uint32_t)((mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ull >> 32);
+}
+
+static void more_places(chk_history *order) {
+    free(order->reader_places);
+    order->num_places = order->num_places ? 2 * order->num_places : 1024;
+    order->reader_places = zeros(order->num_places, sizeof *order->reader_places);
+    for (int32_t k = 0; k < order->num_readers; k++) {
+        const reader *r = &order->readers[k];
+        uint32_t place = hash_of(r->page, r->buffer, r->cluster) & (order->num_places - 1);
+        while (order->reader_places[place]) place = (place + 1) & (order->num_places - 1);
+        order->reader_places[place] = k + 1;
+    }
+}
+
+/* Index of the reads of a page by a cluster, made by the first one. */
+static int32_t reader_at(chk_history *order, page_state *state, uint64_t page, uint32_t buffer, uint32_t cluster) {
+    if (2 * (uint32_t)(order->num_readers + 1) > order->num_places) more_places(order);
+    uint32_t place = hash_of(page, buffer, cluster) & (order->num_places - 1);
+    for (int32_t k; (k = order->reader_places[place]); place = (place + 1) & (order->num_places - 1)) {
+        const reader *r = &order->readers[k - 1];
+        if (r->page == page && r->buffer == buffer && r->cluster == cluster) return k - 1;
+    }
+    if (order->num_readers == order->reader_capacity) {
+        order->reader_capacity = order->reader_capacity ? 2 * order->reader_capacity : 512;
+        order->readers = grown(order->readers, (size_t)order->reader_capacity, sizeof *order->readers);
+    }
+    order->readers[order->num_readers] = (reader){page, buffer, cluster, 0, state->readers};
+    state->readers = order->reader_places[place] = ++order->num_readers;
+    return order->num_readers - 1;
+}
+
+static void visit(const looker *how, uint64_t page) {
+    chk_history *order = how->cluster->order->order;
+    chk_launch *launch = order->launch;
+    if (!order->pages[how->buffer])
+        order->pages[how->buffer] = zeros(launch->buffers[how->buffer].size / PAGE + 1, sizeof(page_state));
+    page_state *state = &order->pages[how->buffer][page];
+    int32_t *list = &state->changes;
+    scan(how, list, page);
+    if (how->mine.touch == CHK_TOUCH_READ) {
+        int32_t own = reader_at(order, state, page, (uint32_t)how->buffer, how->mine.cluster);
+        list = &order->readers[own].reads;
+        if (scan(how, list, page)) return;
+    } else {
+        for (int32_t k = state->readers; k; k = order->readers[k - 1].next)
+            scan(how, &order->readers[k - 1].reads, page);
+    }
     int32_t index = new_access(order);
     access *fresh = &order->accesses[index - 1];
-    first = &order->pages[how->buffer][page];
     *fresh = how->mine;
-    fresh->next = *first;
-    *first = index;
+    fresh->next = *list;
+    *list = index;
 }
 
 static int find_buffer(chk_launch *launch, uint64_t address, uint64_t size, size_t *index) {
