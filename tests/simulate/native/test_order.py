@@ -6,6 +6,7 @@ happened to do. Bulk copies and CTAs that leave are in test_cluster_mutations.
 """
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -175,3 +176,26 @@ def test_a_dependent_launch_waits_before_it_touches_memory(told):
 def test_a_dependent_launch_without_a_wait_ends_too_early(told):
     """Who waits for it does not wait for the kernel in front of it."""
     assert "no thread executes griddepcontrol.wait" in told("add.u32 %r9, %r0, 1;", launch={"dependent": True})
+
+
+def test_the_reads_of_many_clusters_cost_as_much_as_they_are(monkeypatch):
+    """A page of lengths that every cluster reads: eight times the clusters take at most twice as long each."""
+
+    def seconds(grid: int) -> float:
+        def once() -> float:
+            start = time.process_time()
+            outcome = run_in(
+                "native", READ, data=np.zeros(64, np.uint32), grid=grid, checks=True, concurrent_clusters=64,
+                monkeypatch=monkeypatch,
+            )  # fmt: skip
+            assert outcome.error == ""
+            return time.process_time() - start
+
+        return min(once() for _ in range(3))
+
+    assert seconds(8 * 1500) < 16 * seconds(1500)
+
+
+def test_a_write_meets_the_reads_of_every_cluster(told):
+    """Reads of clusters lie apart; who writes looks at all of them."""
+    assert "R2" in told(two(READ, WRITE))
